@@ -1,0 +1,107 @@
+"""Secondary tiers: one backend for each kind of storage, chosen by the scheme of the tier's URL.
+
+A backend's module is imported when a tier asks for it, so that a process pays only for what it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from .base import Backend, BackendContext, Capabilities, StoredObject
+from .retry import retryable
+
+if TYPE_CHECKING:
+    from ..config import TierConfig
+    from ..namespace import Namespace
+    from .files import FileBackend
+
+__all__ = [
+    "Backend",
+    "BackendContext",
+    "Capabilities",
+    "StoredObject",
+    "connect",
+    "create",
+    "namespaces",
+    "retryable",
+]
+
+
+def create(tier: TierConfig, namespace: Namespace) -> FileBackend:
+    """The backend of `tier` for one namespace, not yet opened.
+
+    Parameters
+    ----------
+    tier : TierConfig
+    namespace : Namespace
+
+    Raises
+    ------
+    ConfigError
+        No backend serves the scheme.
+    """
+    context = BackendContext(
+        fingerprint=namespace.fingerprint,
+        manifest=namespace.manifest,
+        chunk_size=namespace.chunk_size,
+        check_manifest=namespace.check_manifest,
+    )
+    return connect(tier, context, namespace.directory)
+
+
+def connect(tier: TierConfig, context: BackendContext, directory: str) -> FileBackend:
+    """As :func:`create`, for a namespace of which only the directory may be sound."""
+    if tier.scheme == "file":
+        from .posix import PosixBackend
+
+        return PosixBackend(
+            context,
+            f"{tier.path.rstrip('/')}/{directory}",
+            durability=tier.durability,
+            direct=tier.direct,
+            mode=tier.mode,
+        )
+    if tier.scheme == "memory":
+        from .memory import MemoryBackend
+
+        return MemoryBackend(context, tier.path, directory)
+    _check_scheme(tier)
+    from .generic import GenericBackend
+
+    return GenericBackend(context, tier.url, directory, tier.storage_options)
+
+
+def namespaces(tier: TierConfig) -> Iterator[tuple[str, bytes | None]]:
+    """Directory and manifest (None where absent) of each namespace in `tier`, in the order of directories.
+
+    Raises
+    ------
+    ConfigError
+        No backend serves the scheme.
+    OSError
+        The tier cannot be listed.
+    """
+    if tier.scheme == "file":
+        from . import posix
+
+        return posix.namespaces(tier.path)
+    if tier.scheme == "memory":
+        from . import memory
+
+        return memory.namespaces(tier.path)
+    _check_scheme(tier)
+    from . import generic
+
+    return generic.namespaces(tier.url, tier.storage_options)
+
+
+def _check_scheme(tier: TierConfig) -> None:
+    """Refuse what fsspec does not know before a worker meets it."""
+    from fsspec.registry import get_filesystem_class
+
+    try:
+        get_filesystem_class(tier.scheme)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"tier {tier.name or tier.url!r}: {error}") from error

@@ -5,8 +5,9 @@ engine's workers, each with a backend of its own; so an author writes no thread,
 
 Two levels:
 
-- The *verbs* (``exists, read_into, write, delete, scan, close``) are what workers call. ``read_into`` and ``write``
-  live here: they build the frame, and they verify it, so that no backend can serve a byte that it should not.
+- The *verbs* (``exists, read_into, write, delete, scan, close``) are what workers call. ``read_into`` and
+  ``write`` live here: they build the frame, and they verify it, so that no backend can serve a byte that it
+  should not.
 - The *object verbs* (``get_object, put_object``, ...) are what an author implements: whole objects by key.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
 from typing import ClassVar, NamedTuple
@@ -61,11 +62,15 @@ class BackendContext:
         Content of the namespace's ``namespace.json``.
     chunk_size : int
         Largest payload in bytes.
+    check_manifest : callable, optional
+        Raises `NamespaceMismatchError` when the manifest given, as found on storage, is not of this
+        namespace; without it the two manifests must be equal.
     """
 
     fingerprint: bytes
     manifest: bytes
     chunk_size: int
+    check_manifest: Callable[[bytes], None] | None = None
 
 
 class StoredObject(NamedTuple):
@@ -121,8 +126,8 @@ class Backend(ABC):
         ----------
         key : bytes
         out : memoryview
-            Writable, at least ``context.chunk_size`` bytes, page aligned. Its content is undefined after a miss
-            or an error.
+            Writable, at least ``context.chunk_size`` bytes, page aligned. Its content is undefined after a
+            miss or an error.
 
         Returns
         -------
@@ -166,10 +171,12 @@ class Backend(ABC):
 
     @abstractmethod
     def scan(self) -> Iterator[StoredObject]:
-        """All chunks of the namespace, in no particular order; objects that come and go meanwhile may be missed."""
+        """All chunks of the namespace, in no particular order; objects that come and go meanwhile may be
+        missed."""
 
     def quarantine(self, key: bytes) -> bool:
-        """Move the bad object of `key` aside; False where that cannot be done (it stays, and stays a miss)."""
+        """Move the bad object of `key` aside; False where that cannot be done (it stays, and stays a
+        miss)."""
         return False
 
     def close(self) -> None:  # noqa: B027  a backend without resources has nothing to do
@@ -190,4 +197,5 @@ class Backend(ABC):
 
     @abstractmethod
     def put_object(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
-        """Create the object of `key` from the two buffers, in that order, atomically; False when there is one."""
+        """Create the object of `key` from the two buffers, in that order, atomically; False when there is
+        one."""

@@ -1,16 +1,22 @@
 """The contract of an engine: what executes transfers, away from the thread that asks for them.
 
-The store owns all decisions; an engine owns workers and backends, and nothing else. A *transfer batch* names keys and
-slots of one tier; payload goes between storage and the arena's slots inside the workers, never through the messages.
+The store owns all decisions; an engine owns workers and backends, and nothing else. A *batch* names keys and
+slots of one tier; payload goes between storage and the arena's slots inside the workers, never through the
+messages.
+
+Every item of a submitted batch gets exactly one result, whatever happens to the worker.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import threading
 from abc import ABC, abstractmethod
 from enum import IntEnum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-__all__ = ["Batch", "Completion", "Engine", "Result", "Status", "Verb"]
+__all__ = ["Batch", "Completion", "Doorbell", "Engine", "Result", "Status", "Verb", "answer_all"]
 
 
 class Verb(IntEnum):
@@ -28,9 +34,9 @@ class Status(IntEnum):
 
     OK = 0
     MISSING = 1  # PROBE, READ: no such object
-    CORRUPT = 2  # READ: refused; QUARANTINED says whether it was moved aside
+    CORRUPT = 2  # READ: refused; `value` says whether it was moved to quarantine
     FAILED = 3  # the storage failed
-    TIMEOUT = 4  # past its deadline: the slot stays quarantined until the worker answers or is reaped
+    TIMEOUT = 4  # past its deadline, not answered yet: given by the planner, never by an engine
     DIED = 5  # the worker ended with it in its hands
     CANCELLED = 6  # never started
 
@@ -38,22 +44,23 @@ class Status(IntEnum):
 class Batch(NamedTuple):
     """Items of one verb for one tier.
 
-    ``slots`` and ``lengths`` (bytes of payload) are parallel to ``keys``; both are empty for verbs that move nothing.
+    `slots` and `lengths` (bytes of payload) are parallel to `keys`; they are empty for verbs that move
+    nothing.
     """
 
     id: int
     tier: int
     verb: Verb
     keys: list[bytes]
-    slots: list[int] = []  # noqa: RUF012  never mutated
-    lengths: list[int] = []  # noqa: RUF012
+    slots: list[int]
+    lengths: list[int]
 
 
 class Result(NamedTuple):
     """Outcome of one item.
 
-    ``value`` is the payload length for READ, 1 when WRITE created the object (else 0), 1 when CORRUPT was moved to
-    quarantine; ``seconds`` is the time that the verb took in the worker.
+    `value` is the payload length for READ, 1 when WRITE created the object (else 0), 1 when a CORRUPT object
+    was moved to quarantine; `seconds` is the time that the verb took in the worker.
     """
 
     status: Status
@@ -65,20 +72,30 @@ class Result(NamedTuple):
 class Completion(NamedTuple):
     """Some items of a batch have ended: those from index `first` on, one result each.
 
-    A SCAN ends with one result and brings its rows (key, size in bytes, mtime) in ``rows``, in as many completions as it likes.
+    A SCAN has one item and brings `rows` (key, size in bytes, mtime in seconds) in as many completions as it
+    likes, its result in the last. `counters` are increments of the backend's own metrics.
     """
 
     id: int
     first: int
     results: list[Result]
-    rows: list[tuple[bytes, int, float]] = []  # noqa: RUF012
+    rows: list[tuple[bytes, int, float]]
+    counters: dict[str, float]
+
+
+def answer_all(batch: Batch, result: Result) -> Completion:
+    """One completion that gives every item of `batch` the same `result`."""
+    return Completion(batch.id, 0, [result] * max(1, len(batch.keys)), [], {})
 
 
 class Engine(ABC):
-    """Executes batches. Every method but :meth:`wait` is called by one thread at a time (the store's lock-holder)."""
+    """Executes batches. One thread at a time (the store's lock-holder) calls everything but :meth:`wait`."""
+
+    #: Whether :meth:`poll` runs what was submitted, so that polling again brings its completions.
+    immediate: ClassVar[bool] = False
 
     @abstractmethod
-    def start(self) -> list[BaseException | None]:
+    def start(self) -> list[Exception | None]:
         """Open every tier's backend in its workers; for each tier None, or why it cannot be reached."""
 
     @abstractmethod
@@ -90,13 +107,50 @@ class Engine(ABC):
         """What has ended since the last call; never blocks."""
 
     @abstractmethod
-    def wait(self, timeout: float) -> None:
-        """Return when :meth:`poll` has something to report, or after `timeout` seconds; any thread may wait."""
+    def abandon(self, batch: Batch) -> None:
+        """`batch` is past its deadline: see to it that the tier goes on without the worker that has it.
+
+        Its items are answered all the same, when the worker answers or is gone; an item that is never
+        answered keeps its slot out of use.
+        """
 
     @abstractmethod
-    def drain(self, timeout: float) -> bool:
-        """Wait until nothing is queued or running; False when `timeout` seconds were not enough."""
+    def fileno(self) -> int:
+        """A descriptor that is readable while :meth:`poll` has something to report."""
+
+    def wait(self, timeout: float) -> None:
+        """Return when :meth:`poll` has something to report, or after `timeout` seconds; any thread may
+        wait."""
+        select.select([self.fileno()], [], [], max(0.0, timeout))
 
     @abstractmethod
     def close(self, timeout: float) -> None:
-        """End the workers and close the backends, in at most about `timeout` seconds. Queued batches are dropped."""
+        """End the workers and close the backends, in about `timeout` seconds at most. Queued batches are
+        dropped."""
+
+
+class Doorbell:
+    """An eventfd that rings while completions wait; ringing it twice costs one system call."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.rung = False
+        self._lock = threading.Lock()  # the flag and the descriptor change together
+
+    def ring(self) -> None:
+        """Make the descriptor readable."""
+        with self._lock:
+            if not self.rung:
+                self.rung = True
+                os.eventfd_write(self.fd, 1)
+
+    def answer(self) -> None:
+        """Make it unreadable; whoever answers looks for completions afterwards, not before."""
+        with self._lock:
+            if self.rung:
+                self.rung = False
+                os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)

@@ -17,10 +17,11 @@ class EvictionPolicy(ABC):
 
     Protocol of the caller, for each reference to a key:
 
-    1. ``access(key)``: True when the key is resident (it is now recently used), False when not; an adaptive policy
+    1. ``access(key)``: True when the key is resident (it is now recently used), False when not; an adaptive
+    policy
        learns from a missed key here.
-    2. On a miss that is to be filled with the host tier full: ``victims(n, evictable, incoming)`` chooses and evicts.
-    3. ``add(key)`` when the chunk is resident.
+    2. On a miss that is to be filled with the host tier full: ``victims(n, evictable, incoming)`` chooses
+    and evicts. 3. ``add(key)`` when the chunk is resident.
 
     ``add`` without a preceding ``access`` is legal and must teach an adaptive policy the same.
 
@@ -64,8 +65,8 @@ class EvictionPolicy(ABC):
         n : int
             How many chunks must go.
         evictable : callable, optional
-            ``evictable(key)`` is False for keys that must stay (leased). It is asked at most once per key and call;
-            None means that every key may go.
+            ``evictable(key)`` is False for keys that must stay (leased). It is asked at most once per key
+            and call; None means that every key may go.
         incoming : sequence of bytes
             The keys for which room is made, in order; some policies choose by them.
 
@@ -113,4 +114,5 @@ class EvictionPolicy(ABC):
             remove(key)
 
     def set_priority(self, key: bytes, priority: int) -> None:  # noqa: B027  a power that most policies lack
-        """Give `key` a retention priority from 0 (goes first) to 100; a policy without priorities ignores it."""
+        """Give `key` a retention priority from 0 (goes first) to 100; a policy without priorities ignores
+        it."""

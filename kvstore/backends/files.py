@@ -1,0 +1,52 @@
+"""What backends share that keep a namespace as named files: the manifest, and a listing of everything."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+from ..errors import NamespaceMismatchError
+from .base import Backend, StoredObject
+from .layout import MANIFEST, Entry, Kind
+
+__all__ = ["FileBackend"]
+
+
+class FileBackend(Backend):
+    """A backend whose objects have the names of :mod:`kvstore.backends.layout`; the scanner reads these."""
+
+    def open(self) -> None:
+        """Connect; write the manifest if there is none (the first writer's stays), else check it."""
+        self.attach()
+        found = self.read_file(MANIFEST)
+        if found is None and not self.create_file(MANIFEST, self.context.manifest):
+            found = self.read_file(MANIFEST)
+        if found is not None:
+            self._check(found)
+
+    def _check(self, manifest: bytes) -> None:
+        if self.context.check_manifest is not None:
+            self.context.check_manifest(manifest)
+        elif manifest != self.context.manifest:
+            raise NamespaceMismatchError(f"{MANIFEST} is that of another namespace")
+
+    def scan(self) -> Iterator[StoredObject]:
+        """All objects by name, in the order of their names."""
+        for entry in self.entries():
+            if entry.kind is Kind.OBJECT and entry.key is not None:
+                yield StoredObject(entry.key, entry.size, entry.mtime)
+
+    def attach(self) -> None:
+        """Connect and touch nothing: what reading needs, and all that it needs."""
+
+    @abstractmethod
+    def entries(self) -> Iterator[Entry]:
+        """Every file of the namespace in the order of names; few of them are in memory at a time."""
+
+    @abstractmethod
+    def read_file(self, name: str) -> bytes | None:
+        """Content of a small file; None when it is absent."""
+
+    @abstractmethod
+    def create_file(self, name: str, data: bytes) -> bool:
+        """Create a small file whole, with the directories it needs; False when it is there already."""

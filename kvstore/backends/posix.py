@@ -1,0 +1,304 @@
+"""Objects as files of a local or network-mounted directory, moved by ``preadv`` and ``pwritev``.
+
+How an object is written:
+
+1. Look: when the name is taken, the first writer has won, and nothing is written.
+2. Create a temporary file beside the name, exclusively, under a name that no other writer uses.
+3. Write header, payload and zeros up to a multiple of 4096 bytes.
+4. Sync the file (``durability`` of ``data``: its content; of ``full``: its metadata too).
+5. Close it; over NFS only this tells whether the server has taken the bytes.
+6. Link it to its name, which fails if the name is taken by now: one writer wins, and a name always stands
+   for a whole object. (File systems without hard links: see :mod:`kvstore.backends.publish`.)
+7. Unlink the temporary name.
+8. Sync the directory (``durability=full``).
+
+A writer that dies leaves at most a temporary file, which the scanner finds by its age. Directories are made
+when step 2 misses them, so that a tree that was deleted by someone else grows again. Nothing is cached
+between calls but strings; a backend may be used by several threads.
+"""
+
+# ruff: noqa: PTH104, PTH116 - system calls by their names
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from .. import frame
+from . import publish
+from ._directories import check_direct_io, current_umask, leave_direct_io, make_directories, walk
+from .base import BackendContext, Capabilities
+from .files import FileBackend
+from .layout import MANIFEST, Entry, is_namespace, quarantine_name, temp_name
+
+__all__ = ["PosixBackend", "namespaces"]
+
+_ZEROS = memoryview(mmap.mmap(-1, frame.ALIGNMENT)).toreadonly()
+_TAIL = memoryview(mmap.mmap(-1, frame.ALIGNMENT))  # written by all, read by nobody
+_PUBLISHERS = (publish.link, publish.rename_noreplace, publish.rename_after_look)
+
+
+class PosixBackend(FileBackend):
+    """One namespace in a directory.
+
+    Parameters
+    ----------
+    context : BackendContext
+    path : str
+        Directory of the namespace, ``<root>/<fingerprint>``; made by :meth:`open`, with its parents.
+    durability : {"none", "data", "full"}
+        What is synced before an object gets its name: nothing, its content, or everything and the directory.
+    direct : {"auto", "on", "off"}
+        Whether objects bypass the page cache. ``auto`` does not (``docs/reference/backends.md`` has the
+        figures); ``on`` does where the file system can.
+    mode : int
+        Permission bits of files, whatever the umask at the time of construction says; directories get the
+        matching search bits.
+    """
+
+    capabilities = Capabilities(atomic_create=True, first_writer_wins=True, quarantine=True)
+
+    def __init__(
+        self,
+        context: BackendContext,
+        path: str,
+        *,
+        durability: Literal["none", "data", "full"] = "none",
+        direct: Literal["auto", "on", "off"] = "auto",
+        mode: int = 0o600,
+    ) -> None:
+        super().__init__(context)
+        self.path = os.path.abspath(path)
+        self._durability = durability
+        self._wants_direct = direct == "on"
+        self._direct = 0
+        self._mode = mode
+        self._masked = mode & current_umask() != 0
+        self._publisher = 0
+
+    # Reading.
+
+    def open(self) -> None:
+        """As the base does; then see whether direct I/O works here, if it is asked for."""
+        super().open()
+        if self._wants_direct and check_direct_io(self.path):
+            self._direct = os.O_DIRECT
+            self.capabilities = replace(self.capabilities, direct_io=True)  # type: ignore[misc]
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key has an object: one ``stat`` each."""
+        return [_is_there(self._object_path(key)) for key in keys]
+
+    def get_object(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
+        """Scatter a file into the buffers: ``open``, one ``preadv``, ``close``."""
+        try:
+            fd = os.open(self._object_path(key), os.O_RDONLY | self._direct_flag(payload))
+        except FileNotFoundError:
+            return None
+        try:
+            # The padding of a full chunk, or one byte too many, goes to the tail: so the size costs no call.
+            return self._scatter(fd, [header, payload, _TAIL])
+        finally:
+            os.close(fd)
+
+    def _scatter(self, fd: int, buffers: Sequence[memoryview]) -> int:
+        try:
+            done = os.preadv(fd, buffers, 0)
+        except OSError as error:
+            self._forgive_misalignment(error)
+            done = 0
+        if frame.is_whole(buffers[0], done):
+            return done
+        return done + self._scatter_rest(fd, buffers, done)
+
+    def _scatter_rest(self, fd: int, buffers: Sequence[memoryview], start: int) -> int:
+        """Go on after a short read until there is no more, through the page cache: alignment is lost."""
+        leave_direct_io(fd)
+        done = start
+        while rest := _after(buffers, done):
+            count = os.preadv(fd, rest, done)
+            if not count:
+                break
+            done += count
+        return done - start
+
+    # Writing, by the steps at the top of this file.
+
+    def put_object(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+        """Create a file from the buffers: ``access, open, pwritev, close, link, unlink``."""
+        target = self._object_path(key)
+        if os.access(target, os.F_OK):
+            return False
+        padding = -payload.nbytes % frame.ALIGNMENT
+        buffers = [header, payload, _ZEROS[:padding]] if padding else [header, payload]
+        return self._write_file(target, buffers, self._direct_flag(payload))
+
+    def _write_file(self, target: str, buffers: Sequence[memoryview], flags: int = 0) -> bool:
+        temp = temp_name(target)
+        fd = self._create_temp(temp, flags)
+        try:
+            try:
+                self._gather(fd, buffers)
+                self._sync_file(fd)
+            finally:
+                os.close(fd)
+            created = self._publish(temp, target)
+        finally:
+            self._unlink_temp(temp)
+        self._sync_directory(os.path.dirname(target))
+        return created
+
+    def _create_temp(self, temp: str, flags: int) -> int:
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            fd = os.open(temp, flags, self._mode)
+        except FileNotFoundError:
+            self._make_directories(os.path.dirname(temp))
+            fd = os.open(temp, flags, self._mode)
+        if self._masked:
+            os.fchmod(fd, self._mode)
+        return fd
+
+    def _gather(self, fd: int, buffers: Sequence[memoryview]) -> None:
+        total = sum(buffer.nbytes for buffer in buffers)
+        try:
+            done = os.pwritev(fd, buffers, 0)
+        except OSError as error:
+            self._forgive_misalignment(error)
+            done = 0
+        if done < total:
+            leave_direct_io(fd)
+        while done < total:
+            done += os.pwritev(fd, _after(buffers, done), done)
+
+    def _sync_file(self, fd: int) -> None:
+        if self._durability == "data":
+            os.fdatasync(fd)
+        elif self._durability == "full":
+            os.fsync(fd)
+
+    def _publish(self, temp: str, target: str) -> bool:
+        last = len(_PUBLISHERS) - 1
+        for index in range(self._publisher, last):
+            try:
+                created = _PUBLISHERS[index](temp, target)
+            except OSError as error:
+                if error.errno not in publish.UNSUPPORTED:
+                    raise
+            else:
+                self._publisher = index
+                return created
+        created = _PUBLISHERS[last](temp, target)
+        self._publisher = last
+        self.capabilities = replace(self.capabilities, first_writer_wins=False)  # type: ignore[misc]
+        return created
+
+    def _unlink_temp(self, temp: str) -> None:
+        try:
+            os.unlink(temp)
+        except OSError:  # renamed, or gone with its directory; what stays is swept by age
+            pass
+
+    def _sync_directory(self, directory: str) -> None:
+        if self._durability != "full":
+            return
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _make_directories(self, path: str) -> None:
+        for made in make_directories(path, self._mode | (self._mode & 0o444) >> 2):
+            self._sync_directory(os.path.dirname(made))
+
+    # The rest.
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Unlink the files of `keys`."""
+        for key in keys:
+            try:
+                os.unlink(self._object_path(key))
+            except FileNotFoundError:
+                pass
+
+    def quarantine(self, key: bytes) -> bool:
+        """Rename a bad object into ``quarantine/``; False where it is gone or the directory is read-only."""
+        target = f"{self.path}/{quarantine_name(key)}"
+        try:
+            self._make_directories(os.path.dirname(target))
+            os.rename(self._object_path(key), target)
+        except OSError:
+            return False
+        return True
+
+    def entries(self) -> Iterator[Entry]:
+        """Every file below the directory of the namespace."""
+        return walk(self.path)
+
+    def read_file(self, name: str) -> bytes | None:
+        """Content of a file below the directory of the namespace."""
+        return _read_small(f"{self.path}/{name}")
+
+    def create_file(self, name: str, data: bytes) -> bool:
+        """Create a file in the way that objects are created."""
+        target = f"{self.path}/{name}"
+        return not os.access(target, os.F_OK) and self._write_file(target, [memoryview(data)])
+
+    def _object_path(self, key: bytes) -> str:
+        digits = key.hex()
+        return f"{self.path}/{digits[:2]}/{digits}.kv"
+
+    def _forgive_misalignment(self, error: OSError) -> None:
+        """Go on when the file system refuses a direct transfer as it is: the page cache takes any."""
+        if not self._direct or error.errno != errno.EINVAL:
+            raise error
+
+    def _direct_flag(self, payload: memoryview) -> int:
+        return 0 if payload.nbytes % frame.ALIGNMENT else self._direct
+
+
+def namespaces(root: str) -> Iterator[tuple[str, bytes | None]]:
+    """Directory and manifest (None where absent) of each namespace under `root`.
+
+    Raises
+    ------
+    OSError
+        `root` cannot be listed.
+    """
+    with os.scandir(root) as found:
+        names = sorted(entry.name for entry in found if entry.is_dir())
+    for name in names:
+        manifest = _read_small(f"{root}/{name}/{MANIFEST}")
+        if manifest is not None or is_namespace(name):
+            yield name, manifest
+
+
+def _is_there(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read_small(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _after(buffers: Sequence[memoryview], done: int) -> list[memoryview]:
+    """The part of `buffers` that follows their first `done` bytes."""
+    rest = []
+    for buffer in buffers:
+        if done < buffer.nbytes:
+            rest.append(buffer[done:])
+        done = max(0, done - buffer.nbytes)
+    return rest

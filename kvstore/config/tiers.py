@@ -1,0 +1,233 @@
+"""Configuration of one tier: frozen structures, and their forms as URL and dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from ..errors import ConfigError
+from .options import OPTIONS, find_option
+from .urls import default_name, label, local_path, normalise, scheme_of, split_url, with_query
+
+__all__ = ["HostConfig", "TierConfig", "read_tier"]
+
+_HOST_URL = "ram://"
+_HOST_NAME = "host"
+
+
+class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The host memory tier.
+
+    Attributes
+    ----------
+    name : str
+    capacity : int
+        Bytes.
+    policy : {"lru", "arc", "priority"}
+        Which chunks leave host memory first.
+    pin : {"auto", "on", "off"}
+        Whether host memory is pinned for device copies.
+
+    Examples
+    --------
+    >>> HostConfig(capacity=64 * 2**30, policy="arc").to_url()
+    'ram://?capacity=64GiB&policy=arc'
+    """
+
+    name: str = _HOST_NAME
+    capacity: int
+    policy: Literal["lru", "arc", "priority"] = OPTIONS["policy"].default
+    pin: Literal["auto", "on", "off"] = OPTIONS["pin"].default
+
+    def __post_init__(self) -> None:
+        """Check every option."""
+        where = f"tier {self.name!r}" if self.name else label(_HOST_URL)
+        if self.capacity is None:
+            raise ConfigError(f"{where}: the host tier needs a capacity, such as ram://?capacity=64GiB")
+        msgspec.structs.force_setattr(self, "name", self.name or _HOST_NAME)
+        _settle(self, "ram", where)
+
+    @property
+    def scheme(self) -> str:
+        """Always ``"ram"``."""
+        return "ram"
+
+    def to_url(self) -> str:
+        """The tier as a URL, without options that have their defaults."""
+        return with_query(_HOST_URL, _texts(self, _HOST_NAME))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tier as a dict, without options that have their defaults."""
+        return {"url": _HOST_URL, **_plains(self, _HOST_NAME)}
+
+
+class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A secondary tier.
+
+    Attributes
+    ----------
+    url : str
+        Scheme and path, without options.
+    name : str
+        Empty until the tier is part of a :class:`StoreConfig`, unless given.
+    capacity : int or None
+        Bytes; None is no limit.
+    write : {"through", "on-evict", "off"}
+    read : bool
+    timeout : float
+        Seconds.
+    retries, workers, concurrency : int
+    required : bool
+    durability : {"none", "data", "full"}
+        Of ``file://`` only, as are the next two.
+    direct : {"auto", "on", "off"}
+    mode : int
+        Permission bits of files.
+    storage_options : dict
+        Arguments of the filesystem, which may be secrets: never shown by ``repr``.
+
+    Examples
+    --------
+    >>> TierConfig(url="/mnt/nvme/kv", capacity=2 * 2**40).to_url()
+    'file:///mnt/nvme/kv?capacity=2TiB'
+    >>> TierConfig(url="s3://bucket/kv", write="on-evict", timeout=0.5).to_dict()
+    {'url': 's3://bucket/kv', 'write': 'on-evict', 'timeout': '500ms'}
+    """
+
+    url: str
+    name: str = OPTIONS["name"].default
+    capacity: int | None = OPTIONS["capacity"].default
+    write: Literal["through", "on-evict", "off"] = OPTIONS["write"].default
+    read: bool = OPTIONS["read"].default
+    timeout: float = OPTIONS["timeout"].default
+    retries: int = OPTIONS["retries"].default
+    workers: int = OPTIONS["workers"].default
+    concurrency: int = OPTIONS["concurrency"].default
+    required: bool = OPTIONS["required"].default
+    durability: Literal["none", "data", "full"] = OPTIONS["durability"].default
+    direct: Literal["auto", "on", "off"] = OPTIONS["direct"].default
+    mode: int = OPTIONS["mode"].default
+    storage_options: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        """Check every option and bring the URL into its normal form."""
+        if not isinstance(self.url, str):
+            raise ConfigError(f"a tier's url is text, not {type(self.url).__name__}")
+        msgspec.structs.force_setattr(self, "url", normalise(self.url))
+        where = f"tier {self.name!r}" if self.name else label(self.url)
+        if self.scheme == "ram":
+            raise ConfigError(f"{where}: the host tier is a HostConfig, and comes first")
+        _settle(self, self.scheme, where)
+        options = self.storage_options
+        if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+            raise ConfigError(f"{where}: storage_options is a mapping from names to values")
+        msgspec.structs.force_setattr(self, "storage_options", dict(options))
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of the URL; of a chained one, the first."""
+        return scheme_of(self.url)
+
+    @property
+    def path(self) -> str:
+        """Local path of a ``file://`` tier; of others, what follows the first ``://``."""
+        return local_path(self.url) if self.scheme == "file" else self.url.partition("://")[2]
+
+    def to_url(self) -> str:
+        """The tier as a URL, without options that have their defaults.
+
+        Raises
+        ------
+        ConfigError
+            There are ``storage_options``, which no URL may hold.
+        """
+        if self.storage_options:
+            raise ConfigError(
+                f"tier {self.name or self.url!r}: storage_options cannot be in a URL; use the dict form"
+            )
+        return with_query(self.url, _texts(self, default_name(self.scheme)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tier as a dict, without options that have their defaults; ``storage_options`` included."""
+        secrets = {"storage_options": dict(self.storage_options)} if self.storage_options else {}
+        return {"url": self.url, **_plains(self, default_name(self.scheme)), **secrets}
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Name and value of each field that says something; used by ``rich`` and by ``repr``."""
+        hidden = (
+            [("storage_options", f"<{len(self.storage_options)} hidden>")] if self.storage_options else []
+        )
+        return [("url", self.url), *((name, getattr(self, name)) for name in _changed(self, "")), *hidden]
+
+    def __repr__(self) -> str:
+        """Without the values of ``storage_options``."""
+        return f"TierConfig({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+def read_tier(tier: str | Mapping[str, Any] | HostConfig | TierConfig) -> HostConfig | TierConfig:
+    """One tier from any of its forms.
+
+    Raises
+    ------
+    ConfigError
+        It is not valid; the message names the option and the tier.
+    """
+    if isinstance(tier, HostConfig | TierConfig):
+        return tier
+    fields: dict[str, Any] = {"url": tier} if isinstance(tier, str) else _copy(tier)
+    url = fields.pop("url", None)
+    if not isinstance(url, str):
+        raise ConfigError("a tier given as a mapping needs its URL as text under 'url'")
+    storage_options = fields.pop("storage_options", None) or {}
+    location, query = split_url(url)
+    scheme = scheme_of(location)
+    name = query.get("name") or fields.get("name")
+    where = f"tier {name!r}" if name else label(location)
+    for option in (*query, *fields):
+        find_option(option, scheme, where)
+        if option in query and option in fields:
+            raise ConfigError(f"{where}: the option {option!r} is given twice, in the URL and beside it")
+    options = {**query, **fields}
+    if scheme != "ram":
+        return TierConfig(url=location, storage_options=storage_options, **options)
+    if storage_options:
+        raise ConfigError(f"{where}: the host tier has no storage_options")
+    return HostConfig(**{"capacity": None, **options})
+
+
+def _copy(tier: object) -> dict[str, Any]:
+    if not isinstance(tier, Mapping) or not all(isinstance(name, str) for name in tier):
+        raise ConfigError(f"a tier is a URL or a mapping of options, not {type(tier).__name__}")
+    return dict(tier)
+
+
+def _settle(config: HostConfig | TierConfig, scheme: str, where: str) -> None:
+    """Replace the options of a new structure by their parsed values."""
+    for name in filter(OPTIONS.__contains__, config.__struct_fields__):
+        option = OPTIONS[name]
+        value = getattr(config, name)
+        if type(value) is type(option.default) and value == option.default:
+            continue
+        if not option.applies_to(scheme):
+            find_option(name, scheme, where)
+        msgspec.structs.force_setattr(config, name, option.parse(value, where))
+
+
+def _changed(config: HostConfig | TierConfig, usual_name: str) -> list[str]:
+    """Options that do not have their defaults, in the order of the table."""
+    usual = {"name": usual_name}
+    return [
+        name
+        for name, option in OPTIONS.items()
+        if name in config.__struct_fields__ and getattr(config, name) not in (usual.get(name), option.default)
+    ]
+
+
+def _texts(config: HostConfig | TierConfig, usual_name: str) -> dict[str, str]:
+    return {name: OPTIONS[name].format(getattr(config, name)) for name in _changed(config, usual_name)}
+
+
+def _plains(config: HostConfig | TierConfig, usual_name: str) -> dict[str, Any]:
+    return {name: OPTIONS[name].plain(getattr(config, name)) for name in _changed(config, usual_name)}

@@ -1,0 +1,195 @@
+"""The threads engine: a few threads per tier in the caller's process. The library's default.
+
+Who owns what: the lock-holder of the store calls ``submit``, ``poll`` and ``abandon``. Each worker thread
+owns one :class:`Worker` and so one backend. The two meet in a :class:`_Lane` (one per tier: batches waiting,
+ordered by verb) and in one deque of completions; both sides only append to or take from them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+from ..errors import BackendError
+from .base import Batch, Completion, Doorbell, Engine, Result, Status, answer_all
+from .worker import Worker
+
+__all__ = ["ThreadTier", "ThreadsEngine"]
+
+
+@dataclass(frozen=True)
+class ThreadTier:
+    """What the engine needs to know of a tier: `workers` threads, each with what `make` returns."""
+
+    name: str
+    make: Callable[[], Worker]
+    workers: int
+    timeout: float
+
+
+@dataclass
+class _Lane:
+    """Batches of one tier that no worker has taken yet, and which thread has which of the others."""
+
+    tier: ThreadTier
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    heap: list[tuple[int, int, Batch]] = field(default_factory=list)
+    running: dict[int, threading.Thread] = field(default_factory=dict)
+    lost: set[threading.Thread] = field(default_factory=set)
+    closed: bool = False
+
+    def put(self, order: int, batch: Batch) -> None:
+        with self.changed:
+            heappush(self.heap, (batch.verb, order, batch))
+            self.changed.notify()
+
+    def take(self) -> Batch | None:
+        """Next batch for the calling thread; None when it should end."""
+        me = threading.current_thread()
+        with self.changed:
+            while not self.heap:
+                if self.closed or me in self.lost:
+                    return None
+                self.changed.wait()
+            if self.closed or me in self.lost:
+                return None
+            batch = heappop(self.heap)[2]
+            self.running[batch.id] = me
+            return batch
+
+    def finish(self, batch: Batch) -> None:
+        with self.changed:
+            self.running.pop(batch.id, None)
+
+    def withdraw(self, batch_id: int) -> Batch | threading.Thread | None:
+        """The batch, if nobody had taken it; else the thread that has it, now counted as lost."""
+        with self.changed:
+            for i, (_, _, batch) in enumerate(self.heap):
+                if batch.id == batch_id:
+                    self.heap[i] = self.heap[-1]
+                    self.heap.pop()
+                    self.heap.sort()
+                    return batch
+            thread = self.running.get(batch_id)
+            if thread is None or thread in self.lost:
+                return None
+            self.lost.add(thread)
+            return thread
+
+    def close(self) -> list[Batch]:
+        with self.changed:
+            self.closed = True
+            left, self.heap = [batch for _, _, batch in self.heap], []
+            self.changed.notify_all()
+            return left
+
+
+class ThreadsEngine(Engine):
+    """Worker threads.
+
+    Parameters
+    ----------
+    tiers : sequence of ThreadTier
+        The secondary tiers, in order.
+    """
+
+    def __init__(self, tiers: Sequence[ThreadTier]) -> None:
+        self._lanes = [_Lane(tier) for tier in tiers]
+        self._threads: list[threading.Thread] = []
+        self._done: deque[Completion] = deque()
+        self._bell = Doorbell()
+        self._order = count()
+
+    def start(self) -> list[Exception | None]:
+        opened = [self._start_thread(lane) for lane in self._lanes for _ in range(lane.tier.workers)]
+        errors: list[Exception | None] = []
+        for lane in self._lanes:
+            mine, opened = opened[: lane.tier.workers], opened[lane.tier.workers :]
+            deadline = time.monotonic() + lane.tier.timeout
+            errors.append(_first_error(mine, deadline, lane.tier))
+        return errors
+
+    def submit(self, batch: Batch) -> None:
+        self._lanes[batch.tier].put(next(self._order), batch)
+
+    def poll(self) -> list[Completion]:
+        if not self._done and not self._bell.rung:
+            return []
+        self._bell.answer()
+        done = []
+        while self._done:
+            done.append(self._done.popleft())
+        return done
+
+    def abandon(self, batch: Batch) -> None:
+        lane = self._lanes[batch.tier]
+        found = lane.withdraw(batch.id)
+        if isinstance(found, threading.Thread):
+            self._start_thread(lane)  # the lost one ends when its call returns, if it ever does
+        elif found is not None:
+            self._emit(answer_all(found, Result(Status.CANCELLED)))
+
+    def fileno(self) -> int:
+        return self._bell.fd
+
+    def close(self, timeout: float) -> None:
+        for lane in self._lanes:
+            for batch in lane.close():
+                self._emit(answer_all(batch, Result(Status.CANCELLED)))
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._bell.close()  # otherwise a late worker would ring somebody else's descriptor
+
+    def _start_thread(self, lane: _Lane) -> _Opening:
+        opening = _Opening()
+        thread = threading.Thread(
+            target=self._serve,
+            args=(lane, lane.tier.make(), opening),
+            name=f"kvstore-{lane.tier.name}",
+            daemon=True,
+        )
+        self._threads = [t for t in self._threads if t.is_alive()]
+        self._threads.append(thread)
+        thread.start()
+        return opening
+
+    def _serve(self, lane: _Lane, worker: Worker, opening: _Opening) -> None:
+        try:
+            worker.open()
+        except Exception as error:
+            opening.error = error
+        opening.over.set()
+        while (batch := lane.take()) is not None:
+            worker.run(batch, self._emit)
+            lane.finish(batch)
+        worker.close()
+
+    def _emit(self, completion: Completion) -> None:
+        self._done.append(completion)
+        self._bell.ring()
+
+
+class _Opening:
+    """Outcome of one worker's start."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.error: Exception | None = None
+
+
+def _first_error(openings: Sequence[_Opening], deadline: float, tier: ThreadTier) -> Exception | None:
+    for opening in openings:
+        if not opening.over.wait(max(0.0, deadline - time.monotonic())):
+            return BackendError(
+                f"tier {tier.name!r} did not answer within {tier.timeout:g} s", tier=tier.name
+            )
+        if opening.error is not None:
+            return opening.error
+    return None

@@ -1,0 +1,183 @@
+"""What a worker does with a batch: the same code in every engine.
+
+A worker belongs to one tier and has a backend of its own. It turns every fault of the storage into the
+result of an item; nothing that a backend raises leaves this file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, TypeVar
+
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from ..backends import retryable
+from ..backends.base import Backend
+from ..errors import CorruptChunkError
+from .base import Batch, Completion, Result, Status, Verb, answer_all
+
+__all__ = ["Worker"]
+
+#: Results are reported at least this often (seconds), so that the head of a batch is usable before its tail
+#: has come.
+_REPORT_EVERY = 0.002
+#: Rows of a scan in one completion.
+_ROWS = 2048
+
+T = TypeVar("T")
+Emit = Callable[[Completion], None]
+
+
+class Worker:
+    """Executes the batches of one tier.
+
+    Parameters
+    ----------
+    backend : Backend
+        Opened here, by the thread that will use it.
+    view : callable
+        ``view(slot)``: writable memory of one host slot.
+    retries : int
+        Further attempts at an operation whose error is retryable, with jittered exponential back-off.
+    timeout : float
+        Seconds within which attempts are made.
+    concurrency : int
+        Operations at a time; more than one only helps where an operation mostly waits.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        view: Callable[[int], memoryview],
+        *,
+        retries: int = 0,
+        timeout: float = 10.0,
+        concurrency: int = 1,
+    ) -> None:
+        self._backend = backend
+        self._view = view
+        self._opened = False
+        self._pool = ThreadPoolExecutor(concurrency, "kvstore-io") if concurrency > 1 else None
+        self._retrying = Retrying(
+            retry=retry_if_exception(retryable),
+            stop=stop_after_attempt(retries) | stop_after_delay(timeout / 2)
+            if retries
+            else stop_after_attempt(1),
+            wait=wait_random_exponential(multiplier=0.01, max=max(0.01, timeout / 8)),
+            reraise=True,
+        )
+        self._retries = retries
+
+    def open(self) -> None:
+        """Open the backend; raises what it raises."""
+        self._backend.open()
+        self._opened = True
+
+    def close(self) -> None:
+        """Close the backend; its errors no longer concern anybody."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        try:
+            self._backend.close()
+        except Exception:  # the store is closing: there is nobody left to tell
+            pass
+
+    def run(self, batch: Batch, emit: Emit) -> None:
+        """Execute `batch`; `emit` gets a result for each item."""
+        try:
+            if not self._opened:  # the tier was down at start
+                self.open()
+            self._run(batch, emit)
+        except Exception as error:
+            emit(answer_all(batch, _failed(error)))
+
+    def _run(self, batch: Batch, emit: Emit) -> None:
+        if batch.verb is Verb.PROBE:
+            emit(self._probe(batch))
+        elif batch.verb is Verb.DELETE:
+            self._attempt(self._backend.delete, batch.keys)
+            emit(answer_all(batch, Result(Status.OK)))
+        elif batch.verb is Verb.SCAN:
+            self._scan(batch, emit)
+        else:
+            self._transfer(batch, emit)
+
+    def _probe(self, batch: Batch) -> Completion:
+        started = time.perf_counter()
+        found = self._attempt(self._backend.exists, batch.keys)
+        each = (time.perf_counter() - started) / len(batch.keys)
+        results = [Result(Status.OK if there else Status.MISSING, 0, each) for there in found]
+        return Completion(batch.id, 0, results, [], {})
+
+    def _scan(self, batch: Batch, emit: Emit) -> None:
+        rows = iter(self._backend.scan())
+        while some := [(row.key, row.size, row.mtime) for row in islice(rows, _ROWS)]:
+            emit(Completion(batch.id, 0, [], some, {}))
+        emit(answer_all(batch, Result(Status.OK)))
+
+    def _transfer(self, batch: Batch, emit: Emit) -> None:
+        move = self._read if batch.verb is Verb.READ else self._write
+        mapper = map if self._pool is None else self._pool.map
+        first, results, reported = 0, [], time.perf_counter()
+        for result in mapper(move, batch.keys, batch.slots, batch.lengths):
+            results.append(result)
+            now = time.perf_counter()
+            if now - reported >= _REPORT_EVERY:
+                emit(Completion(batch.id, first, results, [], self._counters()))
+                first, results, reported = first + len(results), [], now
+        if results:
+            emit(Completion(batch.id, first, results, [], self._counters()))
+
+    def _read(self, key: bytes, slot: int, _length: int) -> Result:
+        started = time.perf_counter()
+        try:
+            length = self._attempt(self._backend.read_into, key, self._view(slot))
+        except CorruptChunkError as error:
+            return Result(Status.CORRUPT, self._quarantine(key), time.perf_counter() - started, str(error))
+        except Exception as error:
+            return _failed(error, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Result(Status.MISSING, 0, seconds) if length is None else Result(Status.OK, length, seconds)
+
+    def _write(self, key: bytes, slot: int, length: int) -> Result:
+        started = time.perf_counter()
+        try:
+            created = self._attempt(self._backend.write, key, self._view(slot)[:length])
+        except Exception as error:
+            return _failed(error, time.perf_counter() - started)
+        return Result(Status.OK, int(created), time.perf_counter() - started)
+
+    def _quarantine(self, key: bytes) -> int:
+        try:
+            return int(self._backend.quarantine(key))
+        except Exception:  # it stays where it is, and stays refused
+            return 0
+
+    def _attempt(self, verb: Callable[..., T], *args: Any) -> T:
+        """Call `verb`; the machinery of retries is entered only when there is something to retry."""
+        try:
+            return verb(*args)
+        except Exception as error:
+            if not self._retries or not retryable(error):
+                raise
+        return self._retrying(verb, *args)
+
+    def _counters(self) -> dict[str, float]:
+        counters = self._backend.counters
+        if not counters:
+            return counters
+        self._backend.counters = {}
+        return counters
+
+
+def _failed(error: Exception, seconds: float = 0.0) -> Result:
+    return Result(Status.FAILED, 0, seconds, f"{type(error).__name__}: {error}")

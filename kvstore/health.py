@@ -1,0 +1,109 @@
+"""Circuit breaker of one tier and direction.
+
+``closed``: everything passes. It opens when most of the recent operations failed, or when operations hang or
+take their workers with them. ``open``: nothing passes until a jittered cool-down is over, which doubles from
+one opening to the next. ``half-open``: one trial passes; its outcome closes or opens the breaker. No clock of
+its own, no thread.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from enum import StrEnum
+
+__all__ = ["Breaker", "BreakerState"]
+
+#: Recent operations that are judged, and how many there must be before a judgement.
+_WINDOW, _ENOUGH = 32, 8
+#: Share of failures that opens the breaker.
+_FAILING = 0.5
+#: Hangs or deaths in a row that open it.
+_HANGS = 2
+#: Seconds of the first and of the longest cool-down.
+_FIRST, _LONGEST = 1.0, 60.0
+
+
+class BreakerState(StrEnum):
+    """What a breaker lets pass: everything, nothing, or one trial."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+class Breaker:
+    """Decides whether a tier is to be asked.
+
+    Parameters
+    ----------
+    rng : random.Random, optional
+        Source of the jitter (up to a quarter of the cool-down).
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+        self._recent: deque[bool] = deque(maxlen=_WINDOW)
+        self._hangs = 0
+        self._cooldown = _FIRST
+        self._until: float | None = None  # open until then; None while closed
+        self._trial = False
+        self.openings = 0
+
+    def state(self, now: float) -> BreakerState:
+        """State at time `now` (seconds, any monotonic clock)."""
+        if self._until is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._until else BreakerState.HALF_OPEN
+
+    def blocked(self, now: float) -> bool:
+        """Whether it is pointless to queue anything at time `now`."""
+        return self._until is not None and (self._trial or now < self._until)
+
+    def admit(self, now: float) -> bool:
+        """Whether an operation may start at time `now`; in half-open state the first to ask is the trial."""
+        if self._until is None:
+            return True
+        if self.blocked(now):
+            return False
+        self._trial = True
+        return True
+
+    def succeeded(self) -> bool:
+        """The storage answered; True when this closed the breaker."""
+        self._hangs = 0
+        self._recent.append(True)
+        if self._until is None or not self._trial:
+            return False
+        self._until, self._trial, self._cooldown = None, False, _FIRST
+        self._recent.clear()
+        return True
+
+    def failed(self, now: float, *, hang: bool = False) -> bool:
+        """The storage failed, or hung; True when this opened the breaker."""
+        self._recent.append(False)
+        self._hangs = self._hangs + 1 if hang else self._hangs
+        if self._until is not None:
+            if self._trial:
+                self._open(now)
+            return False
+        failures = self._recent.count(False)
+        if self._hangs >= _HANGS or (
+            len(self._recent) >= _ENOUGH and failures >= _FAILING * len(self._recent)
+        ):
+            self._open(now)
+            return True
+        return False
+
+    def trip(self, now: float) -> None:
+        """Open at once: the tier could not be reached."""
+        self._open(now)
+
+    def _open(self, now: float) -> None:
+        if self._until is not None:
+            self._cooldown = min(_LONGEST, 2 * self._cooldown)
+        self._until = now + self._cooldown * (1 + self._rng.random() / 4)
+        self._trial = False
+        self._hangs = 0
+        self._recent.clear()
+        self.openings += 1

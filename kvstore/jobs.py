@@ -1,0 +1,102 @@
+"""Jobs: what a caller holds while something goes on in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from .store import Store
+
+__all__ = ["Job", "Prefetched"]
+
+T = TypeVar("T")
+
+#: Seconds after which an awaiting coroutine looks for deadlines that have passed.
+_TICK = 0.05
+
+
+class Prefetched(NamedTuple):
+    """Outcome of a prefetch; every key asked for is in exactly one of the three, in order of the outcome.
+
+    Attributes
+    ----------
+    promoted : tuple of bytes
+        Brought into host memory.
+    missing : tuple of bytes
+        In no tier that answered.
+    skipped : tuple of bytes
+        Left alone: in host memory before, or no room without evicting what the same job had promoted.
+    """
+
+    promoted: tuple[bytes, ...]
+    missing: tuple[bytes, ...]
+    skipped: tuple[bytes, ...]
+
+
+class Job(Generic[T]):
+    """An asynchronous set of transfers, around a :class:`concurrent.futures.Future`.
+
+    It can be waited for with :meth:`result`, or awaited in any asyncio event loop.
+    """
+
+    def __init__(self, store: Store, cancel: Callable[[], None]) -> None:
+        self._store = store
+        self._cancel = cancel
+        self.future: Future[T] = Future()
+
+    def done(self) -> bool:
+        """Whether it has ended; looks for completions, and does not wait."""
+        if not self.future.done():
+            self._store.poll()
+        return self.future.done()
+
+    def cancel(self) -> bool:
+        """Start no more transfers; those under way still end. False when the job had ended."""
+        if not self.future.cancel():
+            return False
+        self._cancel()
+        return True
+
+    def result(self, timeout: float | None = None) -> T:
+        """The outcome.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; None waits for as long as the tiers' own deadlines allow.
+
+        Raises
+        ------
+        TimeoutError
+            It has not ended within `timeout`; it goes on.
+        concurrent.futures.CancelledError
+            It was cancelled.
+        ClosedError
+            The store was closed.
+        """
+        if not self.future.done():
+            self._store.wait_until(self.future.done, timeout)
+        return self.future.result(timeout=0)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._await().__await__()
+
+    async def _await(self) -> T:
+        """Poll the store from the event loop whenever its engine has something to report."""
+        if not self.future.done():
+            loop = asyncio.get_running_loop()
+            waiter = asyncio.wrap_future(self.future)
+            fd = os.dup(self._store.fileno())  # a loop knows one reader for each descriptor
+            loop.add_reader(fd, self._store.poll)
+            try:
+                while not waiter.done():
+                    await asyncio.wait([waiter], timeout=_TICK)
+                    self._store.poll()
+            finally:
+                loop.remove_reader(fd)
+                os.close(fd)
+        return self.future.result(timeout=0)

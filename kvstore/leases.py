@@ -1,0 +1,149 @@
+"""Leases: counted holds on host slots, which end with the ``with`` block that took them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from .store import Store
+
+__all__ = ["ReadLease", "WriteLease"]
+
+
+class _Lease:
+    """Views of host slots by key, valid until the lease ends."""
+
+    def __init__(self, store: Store, slots: dict[bytes, int]) -> None:
+        self._store = store
+        self._slots = slots
+        self._views: dict[bytes, memoryview] = {}
+        self._ended = False
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._slots
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._slots)
+
+    def __getitem__(self, key: bytes) -> memoryview:
+        """The view of `key`; KeyError when the lease has none, ValueError when it has ended."""
+        if self._ended:
+            raise ValueError("the lease has ended; copy what you need before that")
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = self._view(self._slots[key], key)
+        return view
+
+    def items(self) -> Iterator[tuple[bytes, memoryview]]:
+        """Pairs of key and view, in the order asked for."""
+        for key in self._slots:
+            yield key, self[key]
+
+    @property
+    def slots(self) -> dict[bytes, int]:
+        """Slot of each key in the arena, for whoever copies by address."""
+        return dict(self._slots)
+
+    def _view(self, slot: int, key: bytes) -> memoryview:
+        raise NotImplementedError
+
+    def _end(self) -> bool:
+        """Invalidate the views; False when that was done before."""
+        if self._ended:
+            return False
+        self._ended = True
+        for view in self._views.values():
+            try:
+                view.release()
+            except BufferError:  # an array over it is still alive: its owner has been told
+                pass
+        self._views.clear()
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+
+class ReadLease(_Lease):
+    """Read-only views of chunks in host memory, exactly as long as their payloads. Nothing is copied.
+
+    Attributes
+    ----------
+    missing : list of bytes
+        Keys asked for that are not in host memory.
+    """
+
+    def __init__(self, store: Store, slots: dict[bytes, int], missing: list[bytes]) -> None:
+        super().__init__(store, slots)
+        self.missing = missing
+
+    def release(self) -> None:
+        """End the lease; a second call does nothing."""
+        if self._end():
+            self._store._drop(list(self._slots.values()))
+
+    def _view(self, slot: int, key: bytes) -> memoryview:
+        return self._store._payload(slot).toreadonly()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class WriteLease(_Lease):
+    """Writable views of slots to be filled; leaving the block commits, an exception aborts.
+
+    A view is as long as a chunk can be. What is shorter is said with :meth:`set_length`.
+
+    Attributes
+    ----------
+    present : list of bytes
+        Keys asked for that are there, or being filled by somebody else: nothing to do.
+    refused : list of bytes
+        Keys that got no slot, from the first that did not fit.
+    """
+
+    def __init__(
+        self, store: Store, slots: dict[bytes, int], asked: Sequence[bytes], refused: list[bytes]
+    ) -> None:
+        super().__init__(store, slots)
+        left_out = set(refused)
+        self.refused = refused
+        self.present = [key for key in dict.fromkeys(asked) if key not in slots and key not in left_out]
+        self._lengths: dict[bytes, int] = {}
+
+    def set_length(self, key: bytes, length: int) -> None:
+        """Say that the chunk of `key` has `length` bytes, fewer than a whole chunk."""
+        if not 0 <= length <= self._store.chunk_size:
+            raise ValueError(f"length {length} is not between 0 and the chunk size, {self._store.chunk_size}")
+        if key not in self._slots:
+            raise KeyError(key)
+        self._lengths[key] = length
+
+    def commit(self) -> None:
+        """Make the chunks readable, and start their way to the tiers; the lease ends."""
+        if self._end():
+            whole = self._store.chunk_size
+            self._store._commit([(k, slot, self._lengths.get(k, whole)) for k, slot in self._slots.items()])
+
+    def abort(self) -> None:
+        """Give the slots back; the lease ends."""
+        if self._end():
+            self._store._abort(list(self._slots.items()))
+
+    def _view(self, slot: int, key: bytes) -> memoryview:
+        return self._store._slot(slot)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()

@@ -1,0 +1,177 @@
+"""Puts a store together: configuration -> namespace, arena, catalog, planner, engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .arena import Arena
+from .backends import Backend, create
+from .catalog import Catalog
+from .config import HostConfig, StoreConfig, TierConfig, parse
+from .engine.base import Engine
+from .errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
+from .events import EventQueue
+from .ledger import Ledger
+from .namespace import Namespace
+from .planner import Direction, Planner, TierState
+from .policy import make_policy
+from .store import Store
+
+__all__ = ["open_store"]
+
+#: Makes the backend of a tier; called once for each worker.
+BackendFactory = Callable[[TierConfig, Namespace], Backend]
+
+_log = logging.getLogger("kvstore")
+
+#: Payload bytes in one batch of transfers: enough to keep a worker busy, little enough to wait behind.
+_BATCH_BYTES = 16 << 20
+_MOST_ITEMS = 128
+#: Batches of one direction that a worker may have: one to work on, one to go on with.
+_WINDOW = 2
+
+
+def open_store(
+    *tiers: str | Mapping[str, Any] | HostConfig | TierConfig,
+    namespace: Mapping[str, Any] | None = None,
+    chunk_size: int | str | None = None,
+    engine: str | None = None,
+    storage_options: Mapping[str, Mapping[str, Any]] | None = None,
+    config: str | Path | StoreConfig | None = None,
+) -> Store:
+    """Open a tiered store.
+
+    Parameters
+    ----------
+    *tiers : str, mapping or configuration
+        The host tier (``ram://?capacity=...``) first, then the secondary tiers in the order in which they
+        are asked.
+    namespace : mapping, optional
+        Everything that makes bytes interchangeable: model, dtype, layout, ... Stores with different fields
+        never see each other's chunks, whatever they share.
+    chunk_size : int or str, optional
+        Largest chunk in bytes, or with a unit; 2 MiB by default.
+    engine : {"threads", "processes", "inline"}, optional
+        What moves the bytes.
+    storage_options : mapping, optional
+        Tier name -> options of its filesystem.
+    config : path or StoreConfig, optional
+        A TOML file (also named by ``KVSTORE_CONFIG``), or what :func:`kvstore.config.parse` has made of it.
+
+    Returns
+    -------
+    Store
+        A context manager.
+
+    Raises
+    ------
+    ConfigError
+        The configuration is wrong; nothing has been created.
+    NoSpaceError
+        The machine or its cgroup cannot hold the host tier.
+    NamespaceMismatchError
+        A tier holds a manifest that contradicts `namespace`; nothing has been touched.
+    BackendError
+        A tier with ``required=true`` cannot be reached.
+    """
+    if not isinstance(config, StoreConfig):
+        config = parse(
+            *tiers,
+            namespace=namespace,
+            chunk_size=chunk_size,
+            engine=engine,
+            storage_options=storage_options,
+            config=config,
+        )
+    return assemble(config)
+
+
+def assemble(config: StoreConfig, factory: BackendFactory = create) -> Store:
+    """A store for `config`, with backends made by `factory`."""
+    identity = Namespace(config.namespace, config.chunk_size)
+    arena = Arena.create(config.host.capacity, config.chunk_size, pin=config.host.pin)
+    engine = None
+    try:
+        engine = _make_engine(config, identity, arena, factory)
+        states = [_make_tier(config, i, arena.slots) for i in range(len(config.tiers))]
+        _start(engine, states)
+        catalog = Catalog(arena.slots, make_policy(config.host.policy, arena.slots))
+        events = EventQueue()
+        planner = Planner(
+            states,
+            catalog,
+            events,
+            host=config.host.name,
+            chunk_size=config.chunk_size,
+            budget=max(1, arena.slots // 2),
+        )
+        return Store(config, identity, arena, catalog, planner, engine, events)
+    except BaseException:
+        if engine is not None:
+            engine.close(1.0)
+        arena.close()
+        raise
+
+
+def _make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
+    tier = config.tiers[index]
+    items = max(tier.concurrency, min(_MOST_ITEMS, _BATCH_BYTES // config.chunk_size), 1)
+    return TierState(
+        index=index,
+        config=tier,
+        slice_items=items,
+        write_limit=max(1, slots // (2 * len(config.tiers))),
+        reads=Direction(_WINDOW * tier.workers),
+        writes=Direction(_WINDOW * tier.workers),
+        ledger=Ledger(tier.capacity) if tier.capacity is not None else None,
+    )
+
+
+def _make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factory: BackendFactory) -> Engine:
+    from .engine.inline import InlineEngine
+    from .engine.threads import ThreadsEngine, ThreadTier
+    from .engine.worker import Worker
+
+    def worker_of(tier: TierConfig) -> Callable[[], Worker]:
+        return lambda: Worker(
+            factory(tier, namespace),
+            arena.view,
+            retries=tier.retries,
+            timeout=tier.timeout,
+            concurrency=1 if tier.scheme in ("file", "memory") else tier.concurrency,
+        )
+
+    if config.engine == "inline":
+        return InlineEngine([worker_of(tier)() for tier in config.tiers])
+    if config.engine == "threads":
+        return ThreadsEngine(
+            [ThreadTier(tier.name, worker_of(tier), tier.workers, tier.timeout) for tier in config.tiers]
+        )
+    raise ConfigError(f"store: engine={config.engine!r} is not available yet; use threads or inline")
+
+
+def _start(engine: Engine, tiers: list[TierState]) -> None:
+    """Open every tier; one that is not required may be down."""
+    for tier, error in zip(tiers, engine.start(), strict=True):
+        if error is None:
+            continue
+        if tier.config.required or isinstance(error, ConfigError | NamespaceMismatchError):
+            raise _explained(tier, error)
+        _log.error("tier %r is down, going on without it: %s", tier.name, error)
+        now = time.monotonic()
+        tier.reads.breaker.trip(now)
+        tier.writes.breaker.trip(now)
+
+
+def _explained(tier: TierState, error: Exception) -> KVStoreError:
+    if isinstance(error, KVStoreError):
+        return error
+    return BackendError(
+        f"tier {tier.name!r} ({tier.config.url}) cannot be opened: {type(error).__name__}: {error}; "
+        f"mend it, or go on without it with required=false",
+        tier=tier.name,
+    )

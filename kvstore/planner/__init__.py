@@ -1,0 +1,8 @@
+"""Decisions without I/O; :mod:`kvstore.planner.core` says how the parts fit."""
+
+from .core import Lookup, Planner
+from .erase import Erasure
+from .fetch import Fetch
+from .tier import Direction, TierState
+
+__all__ = ["Direction", "Erasure", "Fetch", "Lookup", "Planner", "TierState"]

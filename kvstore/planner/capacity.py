@@ -1,0 +1,156 @@
+"""``capacity=`` of a secondary tier, enforced by this instance: writes wait until there is room, and make it.
+
+The ledger learns from a scan at open what is there; until then nothing is written. Victims are the least
+recently used.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ..engine.base import Result, Verb
+from ..ledger import Ledger, object_size
+from .dispatch import Dispatcher
+from .erase import Erasure
+from .tier import Item, TierState
+
+__all__ = ["CapacityKeeper"]
+
+Row = tuple[bytes, int, float]
+EraseFrom = Callable[[TierState, Sequence[bytes], Erasure, float], None]
+
+
+class CapacityKeeper:
+    """Stands between the cascader and the dispatcher.
+
+    Attributes
+    ----------
+    erase_from : callable
+        The eraser's; set by whoever puts the planner together.
+    on_dropped : callable
+        Called with ``(tier, item)`` for a write that no eviction can make room for.
+    """
+
+    erase_from: EraseFrom
+    on_dropped: Callable[[TierState, Item], None]
+
+    def __init__(self, tiers: Sequence[TierState], dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._gates = {
+            tier.index: _Gate(self, tier, tier.ledger) for tier in tiers if tier.ledger is not None
+        }
+        dispatcher.register(Verb.SCAN, self)
+        dispatcher.on_rows = lambda tier, rows: self._gates[tier.index].rows.extend(rows)
+        for gate in self._gates.values():
+            dispatcher.enqueue(gate.tier, Verb.SCAN, [(b"", -1, 0)])
+
+    def enqueue(self, tier: TierState, item: Item, now: float) -> None:
+        """Queue a write: at once, or as soon as there is room for it."""
+        gate = self._gates.get(tier.index)
+        if gate is None:
+            self._dispatcher.enqueue(tier, Verb.WRITE, [item])
+        else:
+            gate.held.append(item)
+            gate.open(now)
+
+    def withdraw(self, tier: TierState, key: bytes) -> Item | None:
+        """Take back a write that no worker has yet; None when it is under way."""
+        queues = [tier.writes.queues[Verb.WRITE]]
+        if tier.index in self._gates:
+            queues.append(self._gates[tier.index].held)
+        for queue in queues:
+            for i, item in enumerate(queue):
+                if item[0] == key:
+                    del queue[i]
+                    if tier.ledger is not None and queue is queues[0]:
+                        tier.ledger.expected -= object_size(item[2])
+                    return item
+        return None
+
+    def ended(self, tier: TierState, item: Item, now: float) -> None:
+        """A write that was passed on has ended, well or not."""
+        if tier.ledger is not None:
+            tier.ledger.expected -= object_size(item[2])
+            self._gates[tier.index].open(now)
+
+    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """A scan has ended. What it could not see is not counted: better some bytes too many than no writes
+        at all."""
+        gate = self._gates[tier.index]
+        gate.load(now)
+
+    def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """The scan was given up before; what it found is not used."""
+
+    def release(self, item: Item, tier: TierState) -> None:
+        """Pass a write on to the dispatcher."""
+        self._dispatcher.enqueue(tier, Verb.WRITE, [item])
+
+
+class _Gate:
+    """Writes to one tier that wait for room."""
+
+    def __init__(self, keeper: CapacityKeeper, tier: TierState, ledger: Ledger) -> None:
+        self.tier = tier
+        self.held: deque[Item] = deque()
+        self.rows: list[Row] = []
+        self._keeper = keeper
+        self._ledger = ledger
+        self._loaded = False
+        self._leaving: dict[bytes, int] = {}
+
+    def load(self, now: float) -> None:
+        """Take over what the scan has found."""
+        written = dict.fromkeys(self.tier.writing)
+        self._ledger.load([row for row in self.rows if row[0] not in written])
+        self.tier.chunks, self.tier.bytes = len(self._ledger), self._ledger.used
+        self.rows = []
+        self._loaded = True
+        self.open(now)
+
+    def open(self, now: float) -> None:
+        """Let writes pass while they fit; for the rest, evict what they need and no more."""
+        if self.tier.writes.breaker.blocked(now):
+            while self.held:
+                self._keeper.on_dropped(self.tier, self.held.popleft())
+        if not self._loaded:
+            return
+        while self.held and self._ledger.fits(object_size(self.held[0][2])):
+            item = self.held.popleft()
+            self._ledger.expected += object_size(item[2])
+            self._keeper.release(item, self.tier)
+        if self.held:
+            self._make_room(now)
+
+    def evicted(self, key: bytes, error: str, now: float) -> None:
+        """A victim is gone; or it cannot be deleted, and then the write that wanted its room is dropped."""
+        self._leaving.pop(key, None)
+        if error and self.held:
+            self._keeper.on_dropped(self.tier, self.held.popleft())
+        self.open(now)
+
+    def _make_room(self, now: float) -> None:
+        wanted = object_size(self.held[0][2]) - sum(self._leaving.values())
+        victims = self._ledger.victims(wanted, {*self.tier.tombs, *self.tier.writing, *self._leaving})
+        for key in victims:
+            self._leaving[key] = self._ledger.size(key)
+        if victims:
+            eviction = _Eviction(self)
+            self._keeper.erase_from(self.tier, victims, eviction, now)
+        elif not self._leaving and not self._ledger.expected:
+            self._keeper.on_dropped(self.tier, self.held.popleft())
+
+
+class _Eviction(Erasure):
+    """Deletion of victims."""
+
+    counter = "evictions"
+
+    def __init__(self, gate: _Gate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    def settle(self, tier: TierState, key: bytes, error: str, now: float) -> None:
+        super().settle(tier, key, error, now)
+        self._gate.evicted(key, error, now)

@@ -1,0 +1,175 @@
+"""From the host down: write-through at commit, cleaning ahead of eviction for ``write=on-evict``, capacity.
+
+A queued write holds a lease on its slot until the worker has answered: also past the deadline, for a slot
+that was given away would put another chunk's bytes under the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..catalog import Catalog
+from ..engine.base import Result, Status
+from ..events import EventQueue
+from ..ledger import object_size
+from ..presence import Known
+from . import report
+from .capacity import CapacityKeeper
+from .tier import Item, TierState
+
+__all__ = ["Cascader"]
+
+
+class Cascader:
+    """Decides which chunk is written to which tier, and when.
+
+    Attributes
+    ----------
+    on_over : callable
+        Called with ``(tier, key)`` when a worker is through with a write; set by whoever puts the planner
+        together.
+    """
+
+    on_over: Callable[[TierState, bytes], None]
+
+    def __init__(
+        self,
+        tiers: Sequence[TierState],
+        catalog: Catalog,
+        keeper: CapacityKeeper,
+        events: EventQueue,
+        host: str,
+    ) -> None:
+        self._through = [tier for tier in tiers if tier.config.write == "through"]
+        self._on_evict = [tier for tier in tiers if tier.config.write == "on-evict"]
+        self._catalog = catalog
+        self._keeper = keeper
+        self._events = events
+        self._host = host
+        self._sequence = 0
+        self._margin = max(1, catalog.slots // 8)
+        self._since_cleaning = 0
+
+    # What the planner asks.
+
+    def committed(self, chunks: Iterable[tuple[bytes, int]], now: float) -> None:
+        """Callers have stored ``(key, slot)``: queue the writes that are due at once, note those owed for
+        later."""
+        for key, slot in chunks:
+            for tier in self._through:
+                self._offer(tier, key, slot, now)
+            for tier in self._on_evict:
+                if key not in tier.tombs and tier.presence.get(key) is not Known.PRESENT:
+                    tier.owed[key] = None
+            self._since_cleaning += 1
+
+    def room(self) -> int:
+        """Writes that every write-through tier can still queue: what a lossless caller waits for."""
+        return min((tier.write_room() for tier in self._through), default=self._catalog.slots)
+
+    def clean(self, now: float, *, all_of_it: bool = False) -> None:
+        """Write what on-evict tiers are owed, before eviction comes to it: near the cold end, or
+        everything."""
+        if not self._on_evict:
+            return
+        if not all_of_it:
+            if self._catalog.free > self._margin or self._since_cleaning * 4 < self._margin:
+                return
+            self._since_cleaning = 0
+        for tier in self._on_evict:
+            candidates = list(tier.owed) if all_of_it else self._catalog.policy.coldest(2 * self._margin)
+            for key in candidates:
+                if tier.write_room() <= 0:
+                    break
+                slot = self._catalog.ready.get(key)
+                if slot is not None and key in tier.owed:
+                    self._offer(tier, key, slot, now)
+                    del tier.owed[key]
+
+    def is_owed(self, slot: int) -> bool:
+        """Whether the chunk in `slot` would be lost to an on-evict tier by evicting it now."""
+        key = self._catalog.key(slot)
+        return any(key in tier.owed for tier in self._on_evict)
+
+    def evicted(self, key: bytes) -> None:
+        """A chunk leaves the host: what is still owed of it is dropped, and counted."""
+        for tier in self._on_evict:
+            if key in tier.owed:
+                del tier.owed[key]
+                tier.counters.dropped += 1
+
+    def settled(self, sequence: int) -> bool:
+        """Whether no write from before `sequence` is queued or running."""
+        return all(
+            next(iter(tier.writing.values()), sequence) >= sequence
+            for tier in (*self._through, *self._on_evict)
+        )
+
+    @property
+    def sequence(self) -> int:
+        """Number that the next write will get."""
+        return self._sequence
+
+    def withdraw(self, tier: TierState, key: bytes) -> bool:
+        """Take back a write that no worker has yet; False when it is under way."""
+        item = self._keeper.withdraw(tier, key)
+        if item is None:
+            return False
+        self._finish(tier, item)
+        return True
+
+    def drop(self, tier: TierState, item: Item) -> None:
+        """A write that waited for room in vain."""
+        tier.counters.dropped += 1
+        self._finish(tier, item)
+
+    # What workers answer.
+
+    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """A write has ended; after a TIMEOUT the slot stays leased until the worker answers."""
+        if result.status is Status.TIMEOUT:
+            return
+        if result.status is Status.OK:
+            self._note(tier, item, bool(result.value), now)
+        elif result.status is Status.CANCELLED:
+            tier.counters.dropped += 1
+        self._ended(tier, item, now)
+
+    def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """The worker is through with the slot at last."""
+        if result.status is Status.OK:
+            self._note(tier, item, bool(result.value), now)
+        self._ended(tier, item, now)
+
+    def _offer(self, tier: TierState, key: bytes, slot: int, now: float) -> None:
+        if key in tier.writing or key in tier.tombs or tier.presence.get(key) is Known.PRESENT:
+            return
+        if tier.write_room() <= 0 or tier.writes.breaker.blocked(now):
+            tier.counters.dropped += 1
+            return
+        tier.writing[key] = self._sequence
+        self._sequence += 1
+        self._catalog.hold(slot)
+        self._keeper.enqueue(tier, (key, slot, self._catalog.length(slot)), now)
+
+    def _note(self, tier: TierState, item: Item, created: bool, now: float) -> None:
+        key, _, length = item
+        tier.presence.found(key, now)
+        if created:
+            tier.counters.writes += 1
+            tier.counters.written_bytes += length
+            tier.chunks += 1
+            tier.bytes += object_size(length)
+            self._events.emit(report.written((key,), self._host, tier))
+        if tier.ledger is not None and key not in tier.ledger:
+            tier.ledger.add(key, object_size(length))
+
+    def _ended(self, tier: TierState, item: Item, now: float) -> None:
+        self._finish(tier, item)
+        self._keeper.ended(tier, item, now)
+        self.on_over(tier, item[0])
+
+    def _finish(self, tier: TierState, item: Item) -> None:
+        key, slot, _ = item
+        del tier.writing[key]
+        self._catalog.drop(slot)

@@ -1,0 +1,317 @@
+"""The planner: every decision of the store, and nothing but decisions.
+
+No thread, no clock, no I/O. Each method is told the time, changes catalog and presence, and leaves batches in
+``outbox``; the store submits them to the engine and brings back completions. The parts:
+
+============ ==============================================================
+dispatch     queues -> batches -> results; windows, deadlines, breakers
+locate       where is a key? presence and probes
+fetch        promotion in key order, in waves, single-flight
+cascade      writes to the tiers: through, on evict, cleaning
+capacity     room in tiers that have a ``capacity``
+erase        deletion that no late write can undo
+============ ==============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
+
+from ..catalog import Catalog
+from ..engine.base import Batch, Completion, Verb
+from ..events import EventQueue
+from ..metrics import TierCounters
+from ..presence import Known
+from . import report
+from .capacity import CapacityKeeper
+from .cascade import Cascader
+from .dispatch import Dispatcher
+from .erase import Eraser, Erasure
+from .fetch import Fetch, Fetcher
+from .locate import Locator
+from .tier import TierState
+
+__all__ = ["Lookup", "Planner"]
+
+
+class Lookup(Enum):
+    """Answer about one key; no data has moved.
+
+    HIT: in host memory, and it stays there until the caller's next call. PENDING: not in host memory yet,
+    but on its way, or in a tier from which :meth:`Store.prefetch` brings it. RETRY: not known yet, a probe
+    is under way. MISS: no tier has it.
+    """
+
+    HIT = "hit"
+    PENDING = "pending"
+    RETRY = "retry"
+    MISS = "miss"
+
+
+class Planner:
+    """Owns catalog, presence and queues of one store.
+
+    Parameters
+    ----------
+    tiers : list of TierState
+        Secondary tiers in order.
+    catalog : Catalog
+    events : EventQueue
+    host : str
+        Name of the host tier, for events.
+    chunk_size : int
+        Bytes.
+    budget : int
+        Slots that promotions may be filling at a time.
+    """
+
+    def __init__(
+        self,
+        tiers: list[TierState],
+        catalog: Catalog,
+        events: EventQueue,
+        *,
+        host: str,
+        chunk_size: int,
+        budget: int,
+    ) -> None:
+        self.tiers = tiers
+        self.catalog = catalog
+        self.host_counters = TierCounters()
+        self._events = events
+        self._host = host
+        self._dispatcher = Dispatcher(tiers, events)
+        self._locator = Locator(tiers, self._dispatcher)
+        self._fetcher = Fetcher(tiers, catalog, self._dispatcher, self._locator, events, host, budget)
+        keeper = CapacityKeeper(tiers, self._dispatcher)
+        self._cascader = Cascader(tiers, catalog, keeper, events, host)
+        self._dispatcher.register(Verb.WRITE, self._cascader)
+        self._eraser = Eraser(tiers, self._dispatcher, self._cascader.withdraw, events, chunk_size)
+        keeper.erase_from, keeper.on_dropped = self._eraser.erase_from, self._cascader.drop
+        self._cascader.on_over = self._eraser.write_over
+        catalog.on_evict = self._evicted
+
+    # To and from the engine.
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is queued or running."""
+        return self._dispatcher.busy
+
+    @property
+    def next_deadline(self) -> float:
+        """Nothing is overdue before this time."""
+        return self._dispatcher.next_deadline
+
+    def take_outbox(self) -> list[Batch]:
+        """Batches to submit."""
+        outbox, self._dispatcher.outbox = self._dispatcher.outbox, []
+        return outbox
+
+    def take_abandoned(self) -> list[Batch]:
+        """Batches past their deadline, for :meth:`Engine.abandon`."""
+        abandoned, self._dispatcher.abandoned = self._dispatcher.abandoned, []
+        return abandoned
+
+    def apply(self, completions: Sequence[Completion], now: float) -> None:
+        """Take in what workers report."""
+        for completion in completions:
+            self._dispatcher.apply(completion, now)
+
+    def advance(self, now: float, *, may_evict: bool) -> None:
+        """Everything that is due: deadlines, waves of promotion, cleaning, new batches."""
+        self._dispatcher.expire(now)
+        self._fetcher.advance(now, may_evict=may_evict)
+        self._cascader.clean(now)
+        self._dispatcher.pump(now)
+
+    # Look-ups and loads.
+
+    def lookup(self, keys: Sequence[bytes], now: float) -> list[Lookup]:
+        """Answer for each of `keys`, and start probes for those of which nothing is known."""
+        ready, hit, other = self.catalog.ready, Lookup.HIT, self._lookup_elsewhere
+        unknown: list[tuple[bytes, TierState]] = []
+        answers = [hit if key in ready else other(key, now, unknown) for key in keys]
+        if unknown:
+            unknown = list(dict.fromkeys(unknown))
+            taken = self._locator.ask(unknown)
+            if taken < len(unknown):
+                refused = {key for key, _ in unknown[taken:]}
+                answers = [Lookup.MISS if key in refused else a for key, a in zip(keys, answers, strict=True)]
+        return answers
+
+    def fetch(self, fetch: Fetch, now: float) -> None:
+        """Start a promotion."""
+        self._locator.age(now)
+        self._fetcher.start(fetch, now)
+
+    def cancel(self, fetch: Fetch) -> None:
+        """Start no more of a promotion."""
+        self._fetcher.cancel(fetch)
+
+    def read(self, keys: Sequence[bytes]) -> tuple[dict[bytes, int], list[bytes]]:
+        """Lease what is READY; returns slots by key, and the keys that are not there."""
+        catalog, fresh = self.catalog, self._fetcher.fresh
+        held: dict[bytes, int] = {}
+        missing: list[bytes] = []
+        touched: list[bytes] = []
+        for key in keys:
+            slot = catalog.ready.get(key)
+            if slot is None:
+                missing.append(key)
+            elif key not in held:
+                catalog.hold(slot)
+                held[key] = slot
+            if key in fresh:
+                fresh.discard(key)
+            else:
+                touched.append(key)
+        catalog.policy.access_many(touched)
+        self.host_counters.misses += len(missing)
+        self.host_counters.hits += len(touched) - len(missing)
+        return held, missing
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Count `keys` as used, in order."""
+        self.catalog.policy.access_many(key for key in keys if key in self.catalog.ready)
+
+    def drop(self, slots: Collection[int]) -> None:
+        """End read leases."""
+        for slot in slots:
+            self.catalog.drop(slot)
+
+    # Stores.
+
+    def absent(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of `keys` that are neither READY nor FILLING, each once, in order."""
+        ready, filling = self.catalog.ready, self.catalog.filling
+        return [key for key in dict.fromkeys(keys) if key not in ready and key not in filling]
+
+    def reserve(self, keys: Sequence[bytes], *, lossless: bool) -> dict[bytes, int]:
+        """Give slots to as many of `keys` as fit, from the front.
+
+        Parameters
+        ----------
+        keys : sequence of bytes
+            Wanted, in order; those that are there or coming get no slot.
+        lossless : bool
+            The caller would rather wait than lose something: leave room in the queues of writes, and evict
+            nothing that an on-evict tier still has to get.
+
+        Returns
+        -------
+        dict
+            Key -> FILLING slot.
+        """
+        catalog = self.catalog
+        wanted = self.absent(keys)
+        if lossless:
+            wanted = wanted[: max(0, self._cascader.room() - len(catalog.filling))]
+        keep = frozenset(key for key in keys if key in catalog.ready)
+        may_go = self._is_paid if lossless else None
+        room = self._room(wanted, keep, may_go)
+        return {key: catalog.reserve(key) for key in wanted[:room]}
+
+    def commit(self, chunks: Sequence[tuple[bytes, int, int]], now: float) -> list[bytes]:
+        """Make ``(key, slot, length)`` READY and plan their cascades; returns the keys that are READY now."""
+        published = []
+        for key, slot, length in chunks:
+            if self.catalog.publish(key, slot, length):
+                published.append((key, slot))
+                self.host_counters.writes += 1
+                self.host_counters.written_bytes += length
+            self._fetcher.filled(key, now)
+        keys = [key for key, _ in published]
+        if keys:
+            self._events.emit(report.stored(keys, self._host))
+        self._cascader.committed(published, now)
+        return keys
+
+    def abort(self, chunks: Sequence[tuple[bytes, int]], now: float) -> None:
+        """Give ``(key, slot)`` back unfilled."""
+        for key, slot in chunks:
+            self.catalog.discard(key, slot)
+            self._fetcher.filled(key, now)
+
+    def has_room(self, key: bytes) -> bool:
+        """Whether a lossless caller who wants to store `key` need not wait any longer."""
+        catalog = self.catalog
+        if key in catalog.ready:
+            return True
+        if key in catalog.filling or self._cascader.room() <= len(catalog.filling):
+            return False
+        return catalog.free > 0 or catalog.idle > sum(len(tier.owed) for tier in self.tiers)
+
+    def wants_cleaning(self, now: float) -> None:
+        """A lossless caller waits: pay what on-evict tiers are owed, so that something may go."""
+        self._cascader.clean(now, all_of_it=True)
+
+    # Deletion, flush, facts.
+
+    def delete(self, keys: Sequence[bytes], now: float) -> Erasure:
+        """Remove `keys` from the host at once, and from the tiers as they answer."""
+        gone = [key for key in dict.fromkeys(keys) if self.catalog.remove(key)]
+        for key in keys:
+            self._fetcher.fresh.discard(key)
+        self.host_counters.deletes += len(gone)
+        if gone:
+            self._events.emit(report.evicted(gone, self._host))
+        return self._eraser.erase(list(dict.fromkeys(keys)), now)
+
+    def pay_all(self, now: float) -> bool:
+        """Queue what on-evict tiers are owed, as room allows; True when nothing is owed any more."""
+        self._cascader.clean(now, all_of_it=True)
+        return not any(tier.owed for tier in self.tiers)
+
+    @property
+    def write_sequence(self) -> int:
+        """Number that the next cascade write will get."""
+        return self._cascader.sequence
+
+    def settled(self, sequence: int) -> bool:
+        """Whether every cascade write from before `sequence` has ended."""
+        return self._cascader.settled(sequence)
+
+    @property
+    def promoting(self) -> int:
+        """Slots being filled from tiers."""
+        return self._fetcher.promoting
+
+    def host_snapshot(self) -> dict[str, int]:
+        """Counters of the host tier."""
+        counts = self.host_counters.snapshot()
+        counts["hits"] += self._fetcher.hits
+        counts["misses"] += self._fetcher.misses
+        counts["evictions"] = self.catalog.evictions
+        return counts
+
+    def _lookup_elsewhere(self, key: bytes, now: float, unknown: list[tuple[bytes, TierState]]) -> Lookup:
+        if key in self.catalog.filling:
+            return Lookup.PENDING
+        tier, known = self._locator.where(key, now)
+        if known is Known.PRESENT:
+            return Lookup.PENDING
+        if known is Known.ABSENT:
+            return Lookup.MISS
+        if tier is not None:
+            unknown.append((key, tier))
+        return Lookup.RETRY
+
+    def _room(
+        self, wanted: Sequence[bytes], keep: Collection[bytes], may_go: Callable[[int], bool] | None
+    ) -> int:
+        """Make room for as many of `wanted` as possible, from the front; returns how many."""
+        catalog = self.catalog
+        n = min(len(wanted), catalog.free + catalog.idle)
+        while n > catalog.free and not catalog.make_room(n, wanted[:n], keep=keep, may_go=may_go):
+            n = max(catalog.free, n // 2)
+        return n
+
+    def _is_paid(self, slot: int) -> bool:
+        return not self._cascader.is_owed(slot)
+
+    def _evicted(self, key: bytes, slot: int) -> None:
+        self._fetcher.fresh.discard(key)
+        self._cascader.evicted(key)
+        self._events.emit(report.evicted((key,), self._host))

@@ -1,0 +1,202 @@
+"""From queues to batches and back: windows, deadlines, breakers. Everything that goes to or comes from an
+engine passes here.
+
+1. ``enqueue`` puts items into their tier's queue for a verb.
+2. ``pump`` cuts batches off the queues while the direction's window and breaker allow, and appends them to
+``outbox``;
+   the store submits what it finds there.
+3. ``apply`` hands each result to the part of the planner that registered for the verb.
+4. ``expire`` gives TIMEOUT to the items of a batch past its deadline, appends the batch to ``abandoned``,
+and keeps the
+   flight: what the worker answers later goes to the late handler, which returns the slot. Until then nobody
+   reuses it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..engine.base import Batch, Completion, Result, Status, Verb
+from ..events import EventQueue
+from .report import breaker_event
+from .tier import Direction, Item, TierState
+
+__all__ = ["Dispatcher", "Handler"]
+
+#: Keys in one batch of a verb that moves no payload.
+_KEYS = 256
+#: Latency histogram that a verb's seconds go to.
+_HISTOGRAM = {Verb.PROBE: "lookup", Verb.READ: "load", Verb.WRITE: "store"}
+_IN_ORDER = (Verb.PROBE, Verb.READ, Verb.DELETE, Verb.WRITE, Verb.SCAN)
+
+
+class Handler(Protocol):
+    """Part of the planner that a verb's results go to."""
+
+    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """The item has ended (or is past its deadline: TIMEOUT)."""
+
+    def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """The worker has answered an item that had been given up."""
+
+
+@dataclass
+class _Flight:
+    """A batch that a worker has."""
+
+    tier: TierState
+    batch: Batch
+    items: list[Item]
+    deadline: float
+    answered: bytearray
+    left: int
+    expired: bool = False
+    died: bool = False
+
+
+class Dispatcher:
+    """Queues, windows and deadlines of all tiers."""
+
+    def __init__(self, tiers: Sequence[TierState], events: EventQueue) -> None:
+        self.tiers = tiers
+        self.outbox: list[Batch] = []
+        self.abandoned: list[Batch] = []
+        self.on_rows: Callable[[TierState, list[tuple[bytes, int, float]]], None] | None = None
+        self._events = events
+        self._handlers: dict[Verb, Handler] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._next_id = 0
+        self._next_deadline = float("inf")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a worker has anything, or anything waits for one."""
+        return bool(self._flights) or any(len(t.reads) or len(t.writes) for t in self.tiers)
+
+    def register(self, verb: Verb, handler: Handler) -> None:
+        """Send the results of `verb` to `handler`."""
+        self._handlers[verb] = handler
+        for tier in self.tiers:
+            tier.direction(verb).queues[verb] = deque()
+
+    def enqueue(self, tier: TierState, verb: Verb, items: Sequence[Item]) -> None:
+        """Queue `items` behind what waits for the same verb."""
+        tier.direction(verb).queues[verb].extend(items)
+
+    def pump(self, now: float) -> None:
+        """Cut as many batches as windows and breakers allow."""
+        for tier in self.tiers:
+            for direction in (tier.reads, tier.writes):
+                while direction.in_flight < direction.window and self._cut(tier, direction, now):
+                    pass
+
+    def apply(self, completion: Completion, now: float) -> None:
+        """Take in what a worker reports."""
+        flight = self._flights.get(completion.id)
+        if flight is None:
+            return
+        tier = flight.tier
+        if completion.rows and self.on_rows is not None:
+            self.on_rows(tier, completion.rows)
+            flight.deadline = now + tier.config.timeout  # a scan lives as long as rows come
+        for name, value in completion.counters.items():
+            tier.counters.custom[name] = tier.counters.custom.get(name, 0.0) + value
+        for index, result in enumerate(completion.results, completion.first):
+            self._answer(flight, index, result, now)
+        if not flight.left:
+            del self._flights[completion.id]
+            if not flight.expired:
+                tier.direction(flight.batch.verb).in_flight -= 1
+
+    def expire(self, now: float) -> None:
+        """Give up what is past its deadline."""
+        if now < self._next_deadline:
+            return
+        self._next_deadline = float("inf")
+        for flight in list(self._flights.values()):
+            if flight.expired:
+                continue
+            if now >= flight.deadline:
+                self._give_up(flight, now)
+            else:
+                self._next_deadline = min(self._next_deadline, flight.deadline)
+
+    @property
+    def next_deadline(self) -> float:
+        """No flight is past its deadline before this time."""
+        return self._next_deadline
+
+    def _cut(self, tier: TierState, direction: Direction, now: float) -> bool:
+        verb = next((verb for verb in _IN_ORDER if direction.queues.get(verb)), None)
+        if verb is None or not direction.breaker.admit(now):
+            return False
+        queue = direction.queues[verb]
+        most = _KEYS if verb in (Verb.PROBE, Verb.DELETE) else tier.slice_items
+        share = -(-len(queue) // tier.config.workers)  # a short queue is spread over all workers
+        items = [queue.popleft() for _ in range(min(most, share))]
+        keys, slots, lengths = (list(column) for column in zip(*items, strict=True))
+        self._next_id += 1
+        batch = Batch(self._next_id, tier.index, verb, keys, slots, lengths)
+        # Behind at most `window` others, it starts when they are done: each may take its whole time.
+        ahead = direction.in_flight // tier.config.workers
+        deadline = now + tier.config.timeout * (1 + ahead)
+        self._flights[batch.id] = _Flight(tier, batch, items, deadline, bytearray(len(items)), len(items))
+        self._next_deadline = min(self._next_deadline, deadline)
+        direction.in_flight += 1
+        self.outbox.append(batch)
+        return True
+
+    def _answer(self, flight: _Flight, index: int, result: Result, now: float) -> None:
+        if flight.answered[index]:
+            return
+        flight.answered[index] = 1
+        flight.left -= 1
+        handler, item = self._handlers[flight.batch.verb], flight.items[index]
+        if flight.expired:
+            handler.late(flight.tier, item, result, now)
+            return
+        if not flight.died:  # the death of one worker is one fault, however much it had in hand
+            self._judge(flight.tier, flight.batch.verb, result, now)
+        flight.died = result.status is Status.DIED
+        handler.done(flight.tier, item, result, now)
+
+    def _judge(self, tier: TierState, verb: Verb, result: Result, now: float) -> None:
+        """Count a result, and let the breaker learn from it."""
+        breaker = tier.direction(verb).breaker
+        if result.status <= Status.CORRUPT:
+            name = _HISTOGRAM.get(verb)
+            if name is not None:
+                tier.counters.histograms[name].observe(result.seconds)
+            if breaker.succeeded():
+                self._events.emit(breaker_event(tier, verb, up=True))
+            return
+        tier.counters.errors += 1
+        if breaker.failed(now, hang=result.status is Status.DIED):
+            self._shut(tier, verb, result.error, now)
+
+    def _give_up(self, flight: _Flight, now: float) -> None:
+        tier, verb = flight.tier, flight.batch.verb
+        flight.expired = True
+        tier.direction(verb).in_flight -= 1
+        tier.counters.timeouts += 1
+        self.abandoned.append(flight.batch)
+        result = Result(Status.TIMEOUT, error=f"no answer within {tier.config.timeout:g} s")
+        if tier.direction(verb).breaker.failed(now, hang=True):
+            self._shut(tier, verb, result.error, now)
+        handler = self._handlers[verb]
+        for index, item in enumerate(flight.items):
+            if not flight.answered[index]:
+                handler.done(tier, item, result, now)
+
+    def _shut(self, tier: TierState, verb: Verb, why: str, now: float) -> None:
+        """A breaker has opened: nothing waits for a tier that is down."""
+        self._events.emit(breaker_event(tier, verb, up=False, why=why))
+        down = Result(Status.CANCELLED, error=f"tier {tier.name!r} is down: {why}")
+        for queued, queue in tier.direction(verb).queues.items():
+            items = list(queue)
+            queue.clear()
+            for item in items:
+                self._handlers[queued].done(tier, item, down, now)

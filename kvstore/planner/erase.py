@@ -1,0 +1,137 @@
+"""Deletion from secondary tiers, in an order that no late write can undo.
+
+A key under deletion in a tier is *entombed* there: neither read nor written. A write that no worker has yet
+is withdrawn; one that is under way is waited for, and the delete follows it, even when the one who asked has
+given up by then. The tomb goes when the delete has succeeded; where it fails, or where the tier may not be
+written, the key stays hidden for the life of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..engine.base import Result, Status, Verb
+from ..events import EventQueue
+from ..ledger import object_size
+from ..presence import Known
+from . import report
+from .dispatch import Dispatcher
+from .tier import Item, TierState
+
+__all__ = ["Eraser", "Erasure"]
+
+
+class Erasure:
+    """One request to delete: how much is outstanding, and what went wrong."""
+
+    #: Counter of the tier that a deletion for this reason adds to.
+    counter = "deletes"
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.errors: list[tuple[str, bytes, str]] = []  # tier, key, why
+
+    @property
+    def done(self) -> bool:
+        """Whether every tier has answered."""
+        return self.left == 0
+
+    def settle(self, tier: TierState, key: bytes, error: str, now: float) -> None:
+        """`tier` has deleted `key`, or `error` says why not."""
+        self.left -= 1
+        if error:
+            self.errors.append((tier.name, key, error))
+
+
+class Eraser:
+    """Deletes keys from tiers."""
+
+    def __init__(
+        self,
+        tiers: Sequence[TierState],
+        dispatcher: Dispatcher,
+        withdraw: Callable[[TierState, bytes], bool],
+        events: EventQueue,
+        chunk_size: int,
+    ) -> None:
+        self._tiers = tiers
+        self._dispatcher = dispatcher
+        self._withdraw = withdraw
+        self._events = events
+        self._chunk_size = chunk_size
+        self._waiting: dict[tuple[int, bytes], list[Erasure]] = {}
+        self._behind_write: set[tuple[int, bytes]] = set()
+        dispatcher.register(Verb.DELETE, self)
+
+    def erase(self, keys: Sequence[bytes], now: float) -> Erasure:
+        """Delete `keys` from every tier that may be written; the others never show them again."""
+        erasure = Erasure()
+        for tier in self._tiers:
+            if tier.config.write == "off":
+                tier.tombs.update(keys)
+            else:
+                self.erase_from(tier, keys, erasure, now)
+        return erasure
+
+    def erase_from(self, tier: TierState, keys: Sequence[bytes], erasure: Erasure, now: float) -> None:
+        """Delete `keys` from one tier, on behalf of `erasure`."""
+        due: list[Item] = []
+        for key in keys:
+            tier.tombs.add(key)
+            tier.owed.pop(key, None)
+            self._plan(tier, key, erasure, due)
+        if tier.writes.breaker.blocked(now):
+            for item in due:
+                self._settle(tier, item[0], "the tier is down", now)
+        else:
+            self._dispatcher.enqueue(tier, Verb.DELETE, due)
+
+    def write_over(self, tier: TierState, key: bytes) -> None:
+        """A write has ended for which a delete may be waiting."""
+        if (tier.index, key) in self._behind_write:
+            self._behind_write.discard((tier.index, key))
+            self._dispatcher.enqueue(tier, Verb.DELETE, [(key, -1, 0)])
+
+    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """A tier has answered, or not in time."""
+        if result.status is Status.OK:
+            self._forget(tier, item[0], now)
+            self._settle(tier, item[0], "", now)
+        else:
+            self._settle(tier, item[0], result.error or result.status.name.lower(), now)
+
+    def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """It is gone after all, though nobody waits for it any more."""
+        if result.status is Status.OK:
+            self._forget(tier, item[0], now)
+
+    def _plan(self, tier: TierState, key: bytes, erasure: Erasure, due: list[Item]) -> None:
+        place = (tier.index, key)
+        erasure.left += 1
+        waiting = self._waiting.setdefault(place, [])
+        waiting.append(erasure)
+        if len(waiting) > 1:
+            return  # an earlier request has it under way
+        if key in tier.writing and not self._withdraw(tier, key):
+            self._behind_write.add(place)
+        else:
+            due.append((key, -1, 0))
+
+    def _forget(self, tier: TierState, key: bytes, now: float) -> None:
+        if tier.ledger is not None and (size := tier.ledger.remove(key)):
+            self._shrink(tier, size)
+        elif tier.ledger is None and tier.presence.get(key) is Known.PRESENT:
+            self._shrink(tier, object_size(self._chunk_size))
+        tier.presence.lost(key, now)
+        tier.tombs.discard(key)
+        waiting = self._waiting.get((tier.index, key)) or [Erasure()]
+        tier.counters.add(waiting[0].counter)
+        self._events.emit(report.removed((key,), tier))
+
+    def _shrink(self, tier: TierState, size: int) -> None:
+        tier.chunks = max(0, tier.chunks - 1)
+        tier.bytes = max(0, tier.bytes - size) if tier.chunks else 0
+
+    def _settle(self, tier: TierState, key: bytes, error: str, now: float) -> None:
+        for erasure in self._waiting.pop((tier.index, key), ()):
+            erasure.settle(tier, key, error, now)

@@ -1,0 +1,64 @@
+"""The idle pump: applies completions while nobody calls the store.
+
+Completions are applied by whoever calls. Only when nobody has for :data:`IDLE` seconds does this thread take
+over, so that waves, cascades and deadlines go on while the caller sleeps; a caller that polls in a busy loop
+never meets it. It completes and releases, and never evicts: what a caller has just seen as HIT stays until
+that caller acts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .store import Store
+
+__all__ = ["IDLE", "IdlePump"]
+
+#: Seconds without a call after which the pump takes over.
+IDLE = 0.02
+#: Seconds that it waits for a completion before it looks for passed deadlines.
+_TICK = 0.1
+
+
+class IdlePump:
+    """A daemon thread that serves one store for as long as the store lives."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = weakref.ref(store)
+        self._work = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore-pump", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is work in flight."""
+        if not self._work.is_set():
+            self._work.set()
+
+    def stop(self) -> None:
+        """End the thread, and wait for it unless it is the caller."""
+        self._stopped.set()
+        self._work.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._work.wait()
+            store = self._store()
+            if store is None:
+                return
+            if not store.busy:
+                self._work.clear()
+                if not store.busy:  # a look between the two may have missed new work
+                    continue
+            pause = store.last_call + IDLE - time.monotonic()
+            if pause > 0:
+                del store
+                self._stopped.wait(pause)
+                continue
+            store.pump(_TICK)

@@ -1,0 +1,53 @@
+"""Builds the snapshot that :meth:`Store.stats` returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .metrics import BreakerStats, Latency, Stats, TierStats
+from .planner import Planner, TierState
+
+if TYPE_CHECKING:
+    from .store import Store
+
+__all__ = ["take_stats"]
+
+
+def take_stats(store: Store, planner: Planner, events_dropped: int, now: float) -> Stats:
+    """Facts of `store` at time `now`; the caller holds the store's lock."""
+    catalog = planner.catalog
+    host = TierStats(
+        name=store.config.host.name,
+        scheme=store.config.host.scheme,
+        chunks=len(catalog.ready),
+        bytes=catalog.bytes,
+        capacity=store.config.host.capacity,
+        counters=planner.host_snapshot(),
+        latency={name: Latency.of(h) for name, h in planner.host_counters.histograms.items()},
+    )
+    return Stats(
+        tiers=(host, *(_tier_stats(tier, now) for tier in planner.tiers)),
+        slots=catalog.slots,
+        fill=1.0 - catalog.free / catalog.slots,
+        leased=len(catalog.ready) - catalog.idle,
+        promoting=planner.promoting,
+        quarantined=catalog.quarantined,
+        pinned=store.arena.pinned,
+        namespace=store.namespace.directory,
+        events_dropped=events_dropped,
+    )
+
+
+def _tier_stats(tier: TierState, now: float) -> TierStats:
+    return TierStats(
+        name=tier.name,
+        scheme=tier.config.scheme,
+        chunks=tier.chunks,
+        bytes=tier.bytes,
+        capacity=tier.config.capacity,
+        counters=tier.counters.snapshot(),
+        latency={name: Latency.of(h) for name, h in tier.counters.histograms.items()},
+        queued=len(tier.reads) + len(tier.writing),
+        breaker=BreakerStats(tier.reads.breaker.state(now), tier.writes.breaker.state(now)),
+        custom=dict(tier.counters.custom),
+    )

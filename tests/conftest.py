@@ -1,0 +1,19 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the reference traces; they are other people's data and no part of the repository."""
+    path = Path(os.environ.get("KVSTORE_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"reference traces are absent: no folder {path} (set KVSTORE_SHARED_DATA)")
+    return path
