@@ -165,13 +165,14 @@ class Store:
             fetch = Fetch(wave, hold=True)
             in_time = self._fetch_and_wait(fetch, deadline)
             try:
-                found.update((key, bytes(self._payload(slot))) for key, slot in fetch.held.items())
+                here = {key: bytes(self._payload(slot)) for key, slot in fetch.held.items()}
             finally:
                 self._release(fetch)
+            found.update(here)
             if not in_time:
                 break
-            left = [key for key in fetch.skipped if key not in fetch.held]
-            if left and (fetch.held or self._wait_for_room(left, deadline)):
+            left = [key for key in fetch.skipped if key not in here]
+            if left and (here or self._wait_for_room(left, deadline)):
                 todo = left + todo
         return {key: found[key] for key in dict.fromkeys(keys) if key in found}
 

@@ -60,7 +60,8 @@ class Fetch:
         self.missing: list[bytes] = []
         self.skipped: list[bytes] = []
         self.held: dict[bytes, int] = {}
-        self.keep: set[bytes] = set()  # resident by this fetch or for it: it never evicts them itself
+        self.keep: set[bytes] = set()  # dealt with and resident: this fetch never evicts them
+        self.ahead: set[bytes] = set()  # resident, but not come to yet: evicted only for keys before them
         self.hold = hold
         self.on_done: Callable[[], None] | None = None
 
@@ -108,7 +109,7 @@ class Fetcher:
         ready, policy = self._catalog.ready, self._catalog.policy
         for key in fetch.todo:
             if key in ready:
-                fetch.keep.add(key)
+                fetch.ahead.add(key)
                 self.hits += 1
             else:
                 self.misses += 1
@@ -256,9 +257,12 @@ class Fetcher:
         """Evict for as much of `fetch` as the budget allows, less if there is not that much to evict."""
         wanted = min(len(fetch.todo), self._budget - self.promoting)
         incoming = list(fetch.todo)[:wanted]
-        spared = sum(1 for key in fetch.keep if key in self._catalog.ready)
-        wanted = min(wanted, max(1, self._catalog.idle - spared))
-        return self._catalog.make_room(wanted, incoming[:wanted], keep=fetch.keep)
+        for keep in (fetch.keep | fetch.ahead, fetch.keep):
+            spared = sum(1 for key in keep if key in self._catalog.ready)
+            n = min(wanted, max(1, self._catalog.idle - spared))
+            if self._catalog.make_room(n, incoming[:n], keep=keep):
+                return True
+        return False
 
     def _comes_back(self) -> bool:
         """Whether workers hold slots, which they give back by themselves."""

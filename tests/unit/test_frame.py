@@ -86,8 +86,8 @@ def test_creation_time_is_now_unless_given() -> None:
     assert frame.parse(header).created_ns > 1_700_000_000_000_000_000
 
 
-@pytest.mark.parametrize(("key", "fingerprint"), [(b"", FINGERPRINT), (bytes(65), FINGERPRINT), (KEY,
-b"short")]) def test_build_refuses_what_has_no_room(key: bytes, fingerprint: bytes) -> None:
+@pytest.mark.parametrize(("key", "fingerprint"), [(b"", FINGERPRINT), (bytes(65), FINGERPRINT), (KEY, b"x")])
+def test_build_refuses_what_has_no_room(key: bytes, fingerprint: bytes) -> None:
     with pytest.raises(ValueError, match="no frame"):
         frame.build(memoryview(bytearray(4096)), memoryview(b""), key=key, fingerprint=fingerprint)
 
