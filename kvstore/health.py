@@ -69,6 +69,11 @@ class Breaker:
         self._trial = True
         return True
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether the one operation of the half-open state is under way."""
+        return self._trial
+
     def succeeded(self) -> bool:
         """The storage answered; True when this closed the breaker."""
         self._hangs = 0

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .arena import Arena
 from .backends import Backend, create
 from .catalog import Catalog
@@ -92,6 +94,7 @@ def open_store(
 
 def assemble(config: StoreConfig, factory: BackendFactory = create) -> Store:
     """A store for `config`, with backends made by `factory`."""
+    config = _settled(config)
     identity = Namespace(config.namespace, config.chunk_size)
     arena = Arena.create(config.host.capacity, config.chunk_size, pin=config.host.pin)
     engine = None
@@ -119,7 +122,7 @@ def assemble(config: StoreConfig, factory: BackendFactory = create) -> Store:
 
 def _make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
     tier = config.tiers[index]
-    items = max(tier.concurrency, min(_MOST_ITEMS, _BATCH_BYTES // config.chunk_size), 1)
+    items = max(_concurrency(tier), min(_MOST_ITEMS, _BATCH_BYTES // config.chunk_size), 1)
     return TierState(
         index=index,
         config=tier,
@@ -132,8 +135,17 @@ def _make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
 
 
 def _make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factory: BackendFactory) -> Engine:
-    from .engine.inline import InlineEngine
-    from .engine.threads import ThreadsEngine, ThreadTier
+    if config.engine == "processes":
+        from .engine.processes import ProcessesEngine, ProcessTier
+
+        return ProcessesEngine(
+            [ProcessTier(tier, tier.workers, _concurrency(tier)) for tier in config.tiers],
+            arena,
+            namespace,
+            factory,
+            nice=config.nice,
+            affinity=config.affinity,
+        )
     from .engine.worker import Worker
 
     def worker_of(tier: TierConfig) -> Callable[[], Worker]:
@@ -142,16 +154,34 @@ def _make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factor
             arena.view,
             retries=tier.retries,
             timeout=tier.timeout,
-            concurrency=1 if tier.scheme in ("file", "memory") else tier.concurrency,
+            concurrency=_concurrency(tier),
         )
 
     if config.engine == "inline":
+        from .engine.inline import InlineEngine
+
         return InlineEngine([worker_of(tier)() for tier in config.tiers])
-    if config.engine == "threads":
-        return ThreadsEngine(
-            [ThreadTier(tier.name, worker_of(tier), tier.workers, tier.timeout) for tier in config.tiers]
-        )
-    raise ConfigError(f"store: engine={config.engine!r} is not available yet; use threads or inline")
+    from .engine.threads import ThreadsEngine, ThreadTier
+
+    return ThreadsEngine(
+        [ThreadTier(tier.name, worker_of(tier), tier.workers, tier.timeout) for tier in config.tiers]
+    )
+
+
+def _concurrency(tier: TierConfig) -> int:
+    """Operations at a time in one worker: more than one only where an operation mostly waits."""
+    return 1 if tier.scheme in ("file", "memory") else tier.concurrency
+
+
+def _settled(config: StoreConfig) -> StoreConfig:
+    """`config` as the engine can have it: what lives in the memory of one process has one worker."""
+    if config.engine != "processes":
+        return config
+    tiers = tuple(
+        msgspec.structs.replace(tier, workers=1) if "memory" in tier.url.partition("/")[0] else tier
+        for tier in config.tiers
+    )
+    return msgspec.structs.replace(config, tiers=tiers)
 
 
 def _start(engine: Engine, tiers: list[TierState]) -> None:

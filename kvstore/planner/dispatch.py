@@ -173,6 +173,8 @@ class Dispatcher:
             if breaker.succeeded():
                 self._events.emit(breaker_event(tier, verb, up=True))
             return
+        if result.status is Status.CANCELLED and not breaker.on_trial:
+            return  # never started: says nothing about the tier
         tier.counters.errors += 1
         if breaker.failed(now, hang=result.status is Status.DIED):
             self._shut(tier, verb, result.error, now)
