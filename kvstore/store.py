@@ -348,7 +348,8 @@ class Store:
         self._engine.wait(max(0.0, wait))
         with self._lock:
             if not self._closed:
-                self._step(may_evict=False)
+                self._collect()
+                self._dispatch(may_evict=False)
 
     def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Serve the store until ``ready()``; False when it is not after `timeout` seconds.
@@ -377,24 +378,30 @@ class Store:
                     self._leader = False
                     self._changed.notify_all()
 
-    def _step(self, *, may_evict: bool) -> float:
-        """Apply completions and submit what follows from them; the lock is held. Returns the time."""
+    def _collect(self) -> float:
+        """Apply what workers report; the lock is held. Returns the time."""
         now = time.monotonic()
-        while True:
-            completions = self._engine.poll()
+        completions = self._engine.poll()
+        if completions:
             self._planner.apply(completions, now)
-            self._planner.advance(now, may_evict=may_evict)
+            self._changed.notify_all()
+        return now
+
+    def _dispatch(self, *, may_evict: bool) -> None:
+        """Start what is due; the lock is held."""
+        while True:
+            self._planner.advance(time.monotonic(), may_evict=may_evict)
             outbox = self._planner.take_outbox()
             for batch in outbox:
                 self._engine.submit(batch)
             for batch in self._planner.take_abandoned():
                 self._engine.abandon(batch)
-            if outbox:
-                self._pump.wake()
-            if completions:
-                self._changed.notify_all()
-            if not self._engine.immediate or not outbox:
-                return now
+            if not outbox:
+                return
+            self._pump.wake()
+            if not self._engine.immediate:
+                return
+            self._collect()
 
     def _reserve(self, keys: Sequence[bytes], *, lossless: bool) -> WriteLease:
         with self._turn:
@@ -483,14 +490,14 @@ class _Turn:
         if store._closed:
             store._lock.release()
             raise ClosedError(store._closed)
-        store.last_call = store._step(may_evict=True)
+        store.last_call = store._collect()
         return store.last_call
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         store = self._store
         try:
             if not store._closed:
-                store._step(may_evict=True)
+                store._dispatch(may_evict=True)
         finally:
             store._lock.release()
 

@@ -99,7 +99,7 @@ class Cascader:
                 tier.counters.dropped += 1
 
     def settled(self, sequence: int) -> bool:
-        """Whether no write from before `sequence` is queued or running."""
+        """Whether every write from before `sequence` has ended, or is past its deadline."""
         return all(
             next(iter(tier.writing.values()), sequence) >= sequence
             for tier in (*self._through, *self._on_evict)
@@ -128,6 +128,7 @@ class Cascader:
     def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """A write has ended; after a TIMEOUT the slot stays leased until the worker answers."""
         if result.status is Status.TIMEOUT:
+            tier.overdue.add(item[0])
             return
         if result.status is Status.OK:
             self._note(tier, item, bool(result.value), now)
@@ -172,4 +173,14 @@ class Cascader:
     def _finish(self, tier: TierState, item: Item) -> None:
         key, slot, _ = item
         del tier.writing[key]
+        tier.overdue.discard(key)
         self._catalog.drop(slot)
+
+
+def _settled(tier: TierState, sequence: int) -> bool:
+    for key, number in tier.writing.items():  # in order of their numbers
+        if number >= sequence:
+            return True
+        if key not in tier.overdue:
+            return False
+    return True

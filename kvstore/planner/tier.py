@@ -50,6 +50,8 @@ class TierState:
         Keys under deletion (or whose deletion failed): neither read from nor written to the tier.
     writing : dict
         Key -> sequence number of its write, from the moment it is queued until the worker has answered.
+    overdue : set of bytes
+        Those of them that are past their deadline: failed for the caller, but the worker may still read the slot.
     owed : dict
         Keys that a ``write=on-evict`` tier still has to get (a dict for its order).
     """
@@ -65,6 +67,7 @@ class TierState:
     ledger: Ledger | None = None
     tombs: set[bytes] = field(default_factory=set)
     writing: dict[bytes, int] = field(default_factory=dict)
+    overdue: set[bytes] = field(default_factory=set)
     owed: dict[bytes, None] = field(default_factory=dict)
     chunks: int = 0
     bytes: int = 0
