@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Prefetched"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 #: Seconds after which an awaiting coroutine looks for deadlines that have passed.
 _TICK = 0.05
@@ -37,7 +36,7 @@ class Prefetched(NamedTuple):
     skipped: tuple[bytes, ...]
 
 
-class Job(Generic[T]):
+class Job(Generic[_T]):
     """An asynchronous set of transfers, around a :class:`concurrent.futures.Future`.
 
     It can be waited for with :meth:`result`, or awaited in any asyncio event loop.
@@ -46,7 +45,7 @@ class Job(Generic[T]):
     def __init__(self, store: Store, cancel: Callable[[], None]) -> None:
         self._store = store
         self._cancel = cancel
-        self.future: Future[T] = Future()
+        self.future: Future[_T] = Future()
 
     def done(self) -> bool:
         """Whether it has ended; looks for completions, and does not wait."""
@@ -61,7 +60,7 @@ class Job(Generic[T]):
         self._cancel()
         return True
 
-    def result(self, timeout: float | None = None) -> T:
+    def result(self, timeout: float | None = None) -> _T:
         """The outcome.
 
         Parameters
@@ -82,11 +81,13 @@ class Job(Generic[T]):
             self._store.wait_until(self.future.done, timeout)
         return self.future.result(timeout=0)
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, _T]:
         return self._await().__await__()
 
-    async def _await(self) -> T:
+    async def _await(self) -> _T:
         """Poll the store from the event loop whenever its engine has something to report."""
+        import asyncio  # slow to import, and whoever awaits has it
+
         if not self.future.done():
             loop = asyncio.get_running_loop()
             waiter = asyncio.wrap_future(self.future)

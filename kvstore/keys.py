@@ -12,13 +12,13 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from .errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from typing_extensions import Buffer
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
 
 MIN_KEY_BYTES = 16
 MAX_KEY_BYTES = 64
-_TOKEN = np.dtype("<u8")
+_TOKEN_BYTES = 8
 _T = TypeVar("_T")
 
 
@@ -247,7 +247,7 @@ def prefix_keys(
     if chunk_tokens < 1:
         raise ConfigError(f"chunk_tokens must be at least 1, not {chunk_tokens}")
     tokens = _encode_tokens(token_ids).data.cast("B")
-    step = chunk_tokens * _TOKEN.itemsize
+    step = chunk_tokens * _TOKEN_BYTES
     previous = _chain_seed(namespace, extra)
     keys = []
     for start in range(0, len(tokens) - step + 1, step):
@@ -257,10 +257,12 @@ def prefix_keys(
 
 
 def _encode_tokens(token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
+    import numpy as np  # a third of a worker's start-up, and workers encode no tokens
+
     if not isinstance(token_ids, np.ndarray):
         # np.asarray makes floats of large integers, and array() reads bytes as raw memory unless iterated.
         try:
-            return np.array(array("Q", iter(token_ids)), _TOKEN)
+            return np.array(array("Q", iter(token_ids)), "<u8")
         except OverflowError:
             raise ConfigError("token_ids: a token is negative or has more than 64 bits") from None
     if token_ids.dtype.kind not in "iu" or token_ids.ndim != 1:
@@ -268,7 +270,7 @@ def _encode_tokens(token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> n
         raise TypeError(f"token_ids must be one row of integers, not {shape}")
     if token_ids.size and token_ids.min() < 0:
         raise ConfigError(f"token_ids: a token is negative: {token_ids.min()}")
-    return np.ascontiguousarray(token_ids, _TOKEN)
+    return np.ascontiguousarray(token_ids, "<u8")
 
 
 def _chain_seed(namespace: Mapping[str, object] | Fingerprinted | None, extra: bytes | str | None) -> bytes:

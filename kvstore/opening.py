@@ -14,7 +14,7 @@ from .arena import Arena
 from .backends import Backend, create
 from .catalog import Catalog
 from .config import HostConfig, StoreConfig, TierConfig, parse
-from .engine.base import Engine
+from .engine.base import BATCH_LIMIT, Engine
 from .errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
 from .events import EventQueue
 from .ledger import Ledger
@@ -23,10 +23,12 @@ from .planner import Direction, Planner, TierState
 from .policy import make_policy
 from .store import Store
 
-__all__ = ["open_store"]
+__all__ = ["BackendFactory", "EngineFactory", "assemble", "make_engine", "open_store"]
 
 #: Makes the backend of a tier; called once for each worker.
 BackendFactory = Callable[[TierConfig, Namespace], Backend]
+#: Makes the engine of a store, as :func:`make_engine` does.
+EngineFactory = Callable[[StoreConfig, Namespace, Arena, BackendFactory], Engine]
 
 _log = logging.getLogger("kvstore")
 
@@ -92,16 +94,25 @@ def open_store(
     return assemble(config)
 
 
-def assemble(config: StoreConfig, factory: BackendFactory = create) -> Store:
-    """A store for `config`, with backends made by `factory`."""
+def assemble(
+    config: StoreConfig,
+    factory: BackendFactory = create,
+    *,
+    engine_of: EngineFactory | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Store:
+    """A store for `config`, with backends made by `factory`.
+
+    `engine_of` makes an engine other than the configured one; `clock` is what deadlines go by.
+    """
     config = _settled(config)
     identity = Namespace(config.namespace, config.chunk_size)
     arena = Arena.create(config.host.capacity, config.chunk_size, pin=config.host.pin)
     engine = None
     try:
-        engine = _make_engine(config, identity, arena, factory)
+        engine = (engine_of or make_engine)(config, identity, arena, factory)
         states = [_make_tier(config, i, arena.slots) for i in range(len(config.tiers))]
-        _start(engine, states)
+        _start(engine, states, clock)
         catalog = Catalog(arena.slots, make_policy(config.host.policy, arena.slots))
         events = EventQueue()
         planner = Planner(
@@ -109,10 +120,9 @@ def assemble(config: StoreConfig, factory: BackendFactory = create) -> Store:
             catalog,
             events,
             host=config.host.name,
-            chunk_size=config.chunk_size,
             budget=max(1, arena.slots // 2),
         )
-        return Store(config, identity, arena, catalog, planner, engine, events)
+        return Store(config, identity, arena, catalog, planner, engine, events, clock)
     except BaseException:
         if engine is not None:
             engine.close(1.0)
@@ -123,6 +133,7 @@ def assemble(config: StoreConfig, factory: BackendFactory = create) -> Store:
 def _make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
     tier = config.tiers[index]
     items = max(_concurrency(tier), min(_MOST_ITEMS, _BATCH_BYTES // config.chunk_size), 1)
+    items = min(items, BATCH_LIMIT)
     return TierState(
         index=index,
         config=tier,
@@ -134,7 +145,8 @@ def _make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
     )
 
 
-def _make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factory: BackendFactory) -> Engine:
+def make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factory: BackendFactory) -> Engine:
+    """The engine that `config` names, over the slots of `arena`, with backends made by `factory`."""
     if config.engine == "processes":
         from .engine.processes import ProcessesEngine, ProcessTier
 
@@ -184,7 +196,7 @@ def _settled(config: StoreConfig) -> StoreConfig:
     return msgspec.structs.replace(config, tiers=tiers)
 
 
-def _start(engine: Engine, tiers: list[TierState]) -> None:
+def _start(engine: Engine, tiers: list[TierState], clock: Callable[[], float]) -> None:
     """Open every tier; one that is not required may be down."""
     for tier, error in zip(tiers, engine.start(), strict=True):
         if error is None:
@@ -192,7 +204,7 @@ def _start(engine: Engine, tiers: list[TierState]) -> None:
         if tier.config.required or isinstance(error, ConfigError | NamespaceMismatchError):
             raise _explained(tier, error)
         _log.error("tier %r is down, going on without it: %s", tier.name, error)
-        now = time.monotonic()
+        now = clock()
         tier.reads.breaker.trip(now)
         tier.writes.breaker.trip(now)
 

@@ -9,7 +9,6 @@ that caller acts.
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -56,7 +55,7 @@ class IdlePump:
                 self._work.clear()
                 if not store.busy:  # a look between the two may have missed new work
                     continue
-            pause = store.last_call + IDLE - time.monotonic()
+            pause = store.last_call + IDLE - store.clock()
             if pause > 0:
                 del store
                 self._stopped.wait(pause)

@@ -48,6 +48,6 @@ def _tier_stats(tier: TierState, now: float) -> TierStats:
         counters=tier.counters.snapshot(),
         latency={name: Latency.of(h) for name, h in tier.counters.histograms.items()},
         queued=len(tier.reads) + len(tier.writing),
-        breaker=BreakerStats(tier.reads.breaker.state(now), tier.writes.breaker.state(now)),
+        breaker=BreakerStats(tier.reads.breaker.state(now).value, tier.writes.breaker.state(now).value),
         custom=dict(tier.counters.custom),
     )

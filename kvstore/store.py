@@ -36,6 +36,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from .arena import Arena
 from .catalog import Catalog
 from .config import StoreConfig
@@ -55,10 +57,12 @@ __all__ = ["Store"]
 
 #: Longest that a waiting thread goes without looking at deadlines and at what others have released (seconds).
 _TICK = 0.01
+#: Bytes that ``put_many`` fills before it commits them: their cascade goes on while it fills the next.
+_PART_BYTES = 16 << 20
 #: Default of ``timeout=`` for calls that wait (seconds).
 _PATIENCE = 60.0
 
-Buffer = bytes | bytearray | memoryview
+_Buffer = bytes | bytearray | memoryview
 
 
 class Store:
@@ -77,12 +81,14 @@ class Store:
         planner: Planner,
         engine: Engine,
         events: EventQueue,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.namespace = namespace
         self.chunk_size = config.chunk_size
         self.arena = arena
-        self.last_call = time.monotonic()
+        self.clock = clock
+        self.last_call = clock()
         self._catalog = catalog
         self._planner = planner
         self._engine = engine
@@ -90,16 +96,18 @@ class Store:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._turn = _Turn(self)
+        self._glance = _Turn(self, may_evict=False)
         self._leader = False
         self._jobs: set[Job[Prefetched]] = set()
         self._closed = ""
         self._wave = max(1, arena.slots // 2)
+        self._part = max(1, min(self._wave, _PART_BYTES // self.chunk_size))
         self._pump = IdlePump(self)
         _stores.add(self)
 
     # Blocking calls.
 
-    def put(self, key: bytes, data: Buffer, *, timeout: float | None = _PATIENCE) -> bool:
+    def put(self, key: bytes, data: _Buffer, *, timeout: float | None = _PATIENCE) -> bool:
         """Store one chunk; returns once host memory holds it.
 
         Parameters
@@ -124,28 +132,28 @@ class Store:
         """
         return self.put_many({key: data}, timeout=timeout) == 1
 
-    def put_many(self, items: Mapping[bytes, Buffer], *, timeout: float | None = _PATIENCE) -> int:
+    def put_many(self, items: Mapping[bytes, _Buffer], *, timeout: float | None = _PATIENCE) -> int:
         """Store many chunks, as :meth:`put` does; returns how many were new to host memory."""
         keys = check_keys(items)
         data = {key: self._checked(items[key]) for key in keys}
-        deadline = _deadline(timeout)
+        deadline = self._deadline(timeout)
         stored = 0
         while keys:
-            with self._reserve(keys[: self._wave], lossless=True) as lease:
+            with self._reserve(keys[: self._part], lossless=True) as lease:
                 for key, view in lease.items():
                     payload = data[key]
-                    view[: len(payload)] = payload
+                    _copy(payload, view)
                     lease.set_length(key, len(payload))
             stored += len(lease)
             with self._lock:  # what somebody else is filling may yet be aborted
                 coming = [key for key in lease.present if key not in self._catalog.ready]
             stuck = lease.refused + coming
-            keys = stuck + keys[self._wave :]
+            keys = stuck + keys[self._part :]
             if stuck and not len(lease) and not self._wait_for_room(stuck, deadline):
                 raise NoSpaceError(f"no room for {len(keys)} chunks within {timeout} s; {self._why_full()}")
         return stored
 
-    def add(self, data: Buffer, *, timeout: float | None = _PATIENCE) -> ChunkKey:
+    def add(self, data: _Buffer, *, timeout: float | None = _PATIENCE) -> ChunkKey:
         """Store `data` under the key of its content, and return that key."""
         key = content_key(data)
         self.put(key, data, timeout=timeout)
@@ -158,7 +166,7 @@ class Store:
     def get_many(self, keys: Sequence[bytes], *, timeout: float | None = _PATIENCE) -> dict[bytes, bytes]:
         """Chunks by key, in the order of `keys`, only those found within `timeout` seconds."""
         todo = list(dict.fromkeys(check_keys(keys)))
-        deadline = _deadline(timeout)
+        deadline = self._deadline(timeout)
         found: dict[bytes, bytes] = {}
         while todo:
             wave, todo = todo[: self._wave], todo[self._wave :]
@@ -254,10 +262,10 @@ class Store:
             full queue of writes cannot take is dropped from the cascade.
         """
         keys = check_keys(keys)
-        deadline = _deadline(wait)
+        deadline = self._deadline(wait)
         while True:
             lease = self._reserve(keys, lossless=False)
-            if not lease.refused or time.monotonic() >= deadline:
+            if not lease.refused or self.clock() >= deadline:
                 return lease
             lease.abort()
             self._wait_for_room(lease.refused, deadline)
@@ -288,7 +296,7 @@ class Store:
 
     def stats(self) -> Stats:
         """Counters, fill and latencies of every tier."""
-        with self._turn as now:
+        with self._glance as now:
             return take_stats(self, self._planner, self._events.dropped, now)
 
     def events(self) -> Iterator[Event]:
@@ -306,7 +314,7 @@ class Store:
         bool
             False when `timeout` seconds were not enough to write everything. Further calls do nothing.
         """
-        deadline = _deadline(timeout)
+        deadline = self._deadline(timeout)
         with self._lock:
             if self._closed:
                 return True
@@ -321,7 +329,7 @@ class Store:
             for job in list(self._jobs):
                 if not job.future.done():
                     job.future.set_exception(ClosedError(self._closed))
-            self._engine.close(max(0.1, deadline - time.monotonic()))
+            self._engine.close(max(0.1, deadline - self.clock()))
             self.arena.close()
             self._changed.notify_all()
         return written
@@ -344,7 +352,7 @@ class Store:
     def pump(self, timeout: float) -> None:
         """One round of the idle pump: wait for a completion, and apply it without evicting anything."""
         with self._lock:
-            wait = min(timeout, self._planner.next_deadline - time.monotonic())
+            wait = min(timeout, self._planner.next_deadline - self.clock())
         self._engine.wait(max(0.0, wait))
         with self._lock:
             if not self._closed:
@@ -359,7 +367,7 @@ class Store:
         ClosedError
             The store was closed meanwhile.
         """
-        deadline = _deadline(timeout)
+        deadline = self._deadline(timeout)
         while True:
             with self._turn as now:
                 if ready():
@@ -380,7 +388,7 @@ class Store:
 
     def _collect(self) -> float:
         """Apply what workers report; the lock is held. Returns the time."""
-        now = time.monotonic()
+        now = self.clock()
         completions = self._engine.poll()
         if completions:
             self._planner.apply(completions, now)
@@ -390,7 +398,7 @@ class Store:
     def _dispatch(self, *, may_evict: bool) -> None:
         """Start what is due; the lock is held."""
         while True:
-            self._planner.advance(time.monotonic(), may_evict=may_evict)
+            self._planner.advance(self.clock(), may_evict=may_evict)
             outbox = self._planner.take_outbox()
             for batch in outbox:
                 self._engine.submit(batch)
@@ -398,8 +406,8 @@ class Store:
                 self._engine.abandon(batch)
             if not outbox:
                 return
-            self._pump.wake()
             if not self._engine.immediate:
+                self._pump.wake()
                 return
             self._collect()
 
@@ -437,7 +445,7 @@ class Store:
     def _fetch_and_wait(self, fetch: Fetch, deadline: float) -> bool:
         with self._turn as now:
             self._planner.fetch(fetch, now)
-        if self.wait_until(lambda: fetch.done, deadline - time.monotonic()):
+        if self.wait_until(lambda: fetch.done, deadline - self.clock()):
             return True
         self._cancel(fetch)
         return False
@@ -453,15 +461,18 @@ class Store:
         """Wait until the first of `keys` fits, or is there; False when it does not by `deadline`."""
 
         def ready() -> bool:
-            self._planner.wants_cleaning(time.monotonic())
+            self._planner.wants_cleaning(self.clock())
             return self._planner.has_room(keys[0])
 
-        return self.wait_until(ready, deadline - time.monotonic())
+        return self.wait_until(ready, deadline - self.clock())
 
     def _is_paid(self) -> bool:
-        return self._planner.pay_all(time.monotonic()) and self._planner.settled(self._planner.write_sequence)
+        return self._planner.pay_all(self.clock()) and self._planner.settled(self._planner.write_sequence)
 
-    def _checked(self, data: Buffer) -> memoryview:
+    def _deadline(self, timeout: float | None) -> float:
+        return float("inf") if timeout is None else self.clock() + timeout
+
+    def _checked(self, data: _Buffer) -> memoryview:
         view = memoryview(data).cast("B")
         if len(view) > self.chunk_size:
             raise ValueError(f"data of {len(view)} bytes is longer than a chunk ({self.chunk_size} bytes)")
@@ -477,10 +488,15 @@ class Store:
 
 
 class _Turn:
-    """``with`` block of every public method: lock, liveness, completions before; new batches after."""
+    """``with`` block of every public method: lock, liveness, completions before; new batches after.
 
-    def __init__(self, store: Store) -> None:
+    With ``may_evict=False`` it is for observers, who may come from any thread: they must not take away what
+    a caller has just seen as HIT.
+    """
+
+    def __init__(self, store: Store, *, may_evict: bool = True) -> None:
         self._store = store
+        self._may_evict = may_evict
 
     def __enter__(self) -> float:
         store = self._store
@@ -497,9 +513,14 @@ class _Turn:
         store = self._store
         try:
             if not store._closed:
-                store._dispatch(may_evict=True)
+                store._dispatch(may_evict=self._may_evict)
         finally:
             store._lock.release()
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """Copy to the start of `target`, and let other threads run meanwhile, as slice assignment would not."""
+    np.copyto(np.asarray(target)[: len(source)], np.asarray(source))
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -514,7 +535,3 @@ def _disown_stores() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_stores)
-
-
-def _deadline(timeout: float | None) -> float:
-    return float("inf") if timeout is None else time.monotonic() + timeout

@@ -10,8 +10,8 @@ Formats, each plain or compressed (``.gz``, ``.xz``, ``.bz2``):
 ===========  ==========================================================================================
 
 In ``jsonl`` a numeric timestamp is in milliseconds (Mooncake), one in a string is in seconds (RAGPulse), and
-``hash_ids`` may be a mapping of parts to lists (RAGPulse), which are joined in order. Requests come in the order
-of the file, which need not be that of time.
+``hash_ids`` may be a mapping of parts to lists (RAGPulse), which are joined in order. Requests come in the
+order of the file, which need not be that of time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -125,7 +126,10 @@ def read_references(
 def _resolve(path: Path, format: str) -> str:
     """The format to read `path` in."""
     if format not in TRACE_FORMATS:
-        raise ConfigError(f"unknown trace format {format!r}: there are {', '.join(TRACE_FORMATS)}")
+        nearest = get_close_matches(format.lower(), TRACE_FORMATS, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"unknown trace format {format!r}; did you mean {nearest!r}? Valid: {', '.join(TRACE_FORMATS)}"
+        )
     if format != "auto":
         return format
     name = path.with_suffix("") if path.suffix in _OPENERS else path

@@ -1,0 +1,134 @@
+"""The command line ``kvstore``.
+
+Each command is a module of this package with a function ``run``, whose parameters are the command's and whose
+docstring is its help. It returns its exit code; None is 0. To add one, write the module and add its name to
+:data:`COMMANDS`. A module is imported when its command runs.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from ..config.kinds import nearest
+from ..errors import ConfigError, KVStoreError
+
+__all__ = ["COMMANDS", "execute", "main"]
+
+COMMANDS = (
+    "demo",
+    "replay",
+    "simulate",
+    "ls",
+    "stat",
+    "verify",
+    "bench",
+)
+"""Names of the commands, in the order of the help."""
+
+_FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
+#: Base of typer's errors of usage; found this way because its module differs between versions of typer.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0].__bases__[0]
+
+
+class _Commands(TyperGroup):
+    """Imports commands by name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            ctx.fail(f"there is no command {name!r}; {nearest(name, COMMANDS)}")
+        single = typer.Typer(add_completion=False)
+        single.command(name)(import_module(f".{name}", __name__).run)
+        return get_command(single)
+
+
+_app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvstore {metadata.version('kvstore-tiers')}")
+        raise typer.Exit
+
+
+@_app.callback(
+    invoke_without_command=True,
+    epilog="Exit codes: 0 all is well, 1 a problem was found, 2 wrong usage or configuration.",
+)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A tiered store for chunks of KV cache: host memory over any storage. Start with: kvstore demo"""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Entry point of ``kvstore``; ends the process."""
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(execute(sys.argv[1:]))
+
+
+def _terminate(number: int, _frame: object) -> None:
+    """Unwind, so that temporary directories go."""
+    sys.exit(128 + number)
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run a command; errors become one line on stderr.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What follows ``kvstore``.
+
+    Returns
+    -------
+    int
+        0, 1 when a problem was found or something failed, 2 when the usage or the configuration is wrong, 130
+        after Ctrl-C.
+    """
+    try:
+        code = _app(args=list(arguments), prog_name="kvstore", standalone_mode=False) or 0
+        sys.stdout.flush()
+    except ConfigError as error:
+        return _complain(str(error), _MISUSED)
+    except _UsageError as error:
+        return _complain(_explain(error), _MISUSED)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except KVStoreError as error:
+        return _complain(str(error), _FAILED)
+    except Exception as error:  # clients of storage raise classes of their own
+        return _complain(f"{type(error).__name__}: {error}", _FAILED)
+    return _complain("interrupted", code) if code == _INTERRUPTED else int(code)
+
+
+def _explain(error: Any) -> str:
+    """An error of usage, with the way to the command's help."""
+    context = getattr(error, "ctx", None)
+    hint = f" (see: {context.command_path} --help)" if context is not None else ""
+    return f"{error.format_message().rstrip('.')}{hint}"
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"kvstore: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -16,7 +16,21 @@ from abc import ABC, abstractmethod
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
-__all__ = ["Batch", "Completion", "Doorbell", "Engine", "Result", "Status", "Verb", "answer_all"]
+__all__ = [
+    "BATCH_LIMIT",
+    "Batch",
+    "Completion",
+    "Doorbell",
+    "Engine",
+    "Result",
+    "Status",
+    "Verb",
+    "answer_all",
+]
+
+
+#: Items in a batch at most: with the longest keys its message fits the sockets of the processes engine.
+BATCH_LIMIT = 1024
 
 
 class Verb(IntEnum):
@@ -42,7 +56,7 @@ class Status(IntEnum):
 
 
 class Batch(NamedTuple):
-    """Items of one verb for one tier.
+    """Items of one verb for one tier, :data:`BATCH_LIMIT` at most.
 
     `slots` and `lengths` (bytes of payload) are parallel to `keys`; they are empty for verbs that move
     nothing.
@@ -121,7 +135,9 @@ class Engine(ABC):
     def wait(self, timeout: float) -> None:
         """Return when :meth:`poll` has something to report, or after `timeout` seconds; any thread may
         wait."""
-        select.select([self.fileno()], [], [], max(0.0, timeout))
+        poller = select.poll()  # unlike select() at home with any number of open descriptors
+        poller.register(self.fileno(), select.POLLIN)
+        poller.poll(max(0.0, timeout) * 1000)
 
     @abstractmethod
     def close(self, timeout: float) -> None:
@@ -152,5 +168,11 @@ class Doorbell:
                 os.eventfd_read(self.fd)
 
     def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self.fd)
+        """Close the descriptor; what nobody holds any longer closes itself."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            self.close()

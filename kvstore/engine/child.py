@@ -1,10 +1,13 @@
 """The worker process: receives batches over a socket, moves bytes between storage and the shared arena,
 reports.
 
-Started by :mod:`kvstore.engine.processes` with a fresh interpreter, so that it holds nothing of its parent
-but the descriptors it was given. Two threads: the main one works; the other watches the parent through a
-pidfd and ends the process when the parent is gone, for the socket tells that only once every forked copy of
-the parent is gone too.
+Started by :mod:`kvstore.engine.nursery` with a fresh interpreter, so that it holds nothing of its parent but
+the descriptors it was given. Two threads: the main one works; the other watches the parent through a pidfd
+and ends the process when the parent is gone, for the socket tells that only once every forked copy of the
+parent is gone too.
+
+Messages to the parent are pairs of the worker's number and a :class:`Completion`, or bytes: none when it is
+up and begins to open its backend, then the outcome of that.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ import os
 import pickle
 import select
 import socket
-import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -26,13 +29,14 @@ import msgspec
 from ..arena import Arena
 from ..backends import Backend
 from ..config import TierConfig
+from ..errors import ConfigError
 from ..namespace import Namespace
 from .base import Batch, Completion
 from .worker import Worker
 
-__all__ = ["Spec", "decode_hello", "main"]
+__all__ = ["MESSAGE_LIMIT", "Spec", "decode_outcome", "main", "make_encoder", "make_pair"]
 
-#: Largest message on either socket; a socket's buffer must hold it whole.
+#: Largest message on either socket, in bytes; a socket's buffer must hold it whole.
 MESSAGE_LIMIT = 128 << 10
 
 
@@ -54,80 +58,155 @@ class Spec:
     affinity: tuple[int, ...] | None
 
 
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """Connected sockets that keep the borders of messages, with room for a few of the largest."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MESSAGE_LIMIT)
+    return pair
+
+
+def make_encoder() -> msgspec.msgpack.Encoder:
+    """An encoder of messages, for which a key of any subclass of bytes is bytes."""
+    return msgspec.msgpack.Encoder(enc_hook=bytes)
+
+
+def decode_outcome(content: bytes) -> Exception | None:
+    """Why a worker could not open its backend; None when it could."""
+    error: Exception | None = pickle.loads(content)
+    return error
+
+
 def main(spec_file: BinaryIO) -> None:
     """Serve until the parent closes the socket, or is gone."""
     spec: Spec = pickle.load(spec_file)
     spec_file.close()
     _watch(spec.parent)
-    if spec.nice is not None:
-        os.nice(spec.nice)
-    if spec.affinity is not None:
-        os.sched_setaffinity(0, spec.affinity)
-    jobs = socket.socket(fileno=spec.jobs_fd)
-    results = socket.socket(fileno=spec.results_fd)
-    worker = Worker(
+    report = _Reporter(socket.socket(fileno=spec.results_fd), spec.number)
+    with suppress(BrokenPipeError):  # nobody listens any longer
+        try:
+            worker = _make_worker(spec)
+        except Exception as error:
+            report.opened(error)
+            os._exit(1)
+        report.begins()
+        report.opened(_open(worker))
+        _serve(socket.socket(fileno=spec.jobs_fd), worker, report)
+    worker.close()
+    os._exit(0)  # threads of the backend's libraries that hang would keep an orderly end waiting
+
+
+def _watch(parent: int) -> None:
+    """End this process with the parent, whatever it is doing."""
+    try:
+        pidfd = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() != parent:  # it was gone before the look, and its number may be somebody else's
+        os._exit(1)
+
+    def wait() -> None:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="kvstore-parent", daemon=True).start()
+
+
+def _make_worker(spec: Spec) -> Worker:
+    _take_place(spec)
+    return Worker(
         spec.factory(spec.tier, spec.namespace),
         Arena.from_fd(spec.arena_fd).view,
         retries=spec.tier.retries,
         timeout=spec.tier.timeout,
         concurrency=spec.concurrency,
     )
-    results.send(_hello(spec.number, worker))
-    _serve(jobs, results, worker, spec.number)
 
 
-def decode_hello(counters: bytes) -> Exception | None:
-    """Why a worker could not open its backend, from the first message of its process."""
-    error: Exception | None = pickle.loads(counters)
-    return error
-
-
-def _watch(parent: int) -> None:
-    """End this process with the parent, whatever it is doing."""
-    pidfd = os.pidfd_open(parent)
-    if os.getppid() != parent:  # it was gone before the look, and its number may be somebody else's
-        os._exit(1)
-
-    def wait() -> None:
-        select.select([pidfd], [], [])
-        os._exit(1)
-
-    threading.Thread(target=wait, name="kvstore-parent", daemon=True).start()
-
-
-def _hello(number: int, worker: Worker) -> bytes:
-    error: Exception | None = None
+def _open(worker: Worker) -> Exception | None:
     try:
         worker.open()
-    except Exception as caught:
-        error = caught
+    except Exception as error:  # it is tried again with the first batch
+        return error
+    return None
+
+
+def _take_place(spec: Spec) -> None:
+    """Priority and CPUs."""
     try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)  # some exceptions only fail on the way back
-    except Exception:
-        pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return msgspec.msgpack.encode((number, pickled))
+        if spec.nice is not None:
+            os.nice(spec.nice)
+        if spec.affinity is not None:
+            os.sched_setaffinity(0, spec.affinity)
+    except OSError as error:
+        raise ConfigError(
+            f"nice={spec.nice} and affinity={spec.affinity} cannot both be had for workers: {error}"
+        ) from error
 
 
-def _serve(jobs: socket.socket, results: socket.socket, worker: Worker, number: int) -> None:
-    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Batch)
+class _Reporter:
+    """The worker's end of the socket that all workers share."""
+
+    def __init__(self, results: socket.socket, number: int) -> None:
+        self._results = results
+        self._number = number
+        self._encoder = make_encoder()
+
+    def completion(self, completion: Completion) -> None:
+        """Report results, in several messages where one is not enough."""
+        message = self._encoder.encode((self._number, completion))
+        if len(message) <= MESSAGE_LIMIT:
+            self._results.send(message)
+            return
+        for half in _halves(completion):
+            self.completion(half)
+
+    def begins(self) -> None:
+        """The process is up; what follows depends on the storage."""
+        self._results.send(self._encoder.encode((self._number, b"")))
+
+    def opened(self, error: Exception | None) -> None:
+        """How opening the backend has ended."""
+        try:
+            pickled = pickle.dumps(error)
+            pickle.loads(pickled)  # some exceptions only fail on the way back
+            fits = len(pickled) <= MESSAGE_LIMIT // 2
+        except Exception:
+            fits = False
+        if not fits:
+            pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"[:1000]))
+        self._results.send(self._encoder.encode((self._number, pickled)))
+
+
+def _halves(completion: Completion) -> tuple[Completion, Completion]:
+    if completion.rows:
+        middle = len(completion.rows) // 2
+        return (
+            completion._replace(results=[], rows=completion.rows[:middle], counters={}),
+            completion._replace(rows=completion.rows[middle:]),
+        )
+    middle = len(completion.results) // 2
+    return (
+        completion._replace(results=completion.results[:middle], counters={}),
+        completion._replace(first=completion.first + middle, results=completion.results[middle:]),
+    )
+
+
+def _serve(jobs: socket.socket, worker: Worker, report: _Reporter) -> None:
+    """Run what arrives, the most urgent first, until either socket is closed at the other end."""
+    decoder = msgspec.msgpack.Decoder(Batch)
     heap: list[tuple[int, int, Batch]] = []
     order = count()
-
-    def emit(completion: Completion) -> None:
-        results.send(encoder.encode((number, completion)))
-
-    while True:
-        try:
-            data = jobs.recv(MESSAGE_LIMIT, socket.MSG_DONTWAIT if heap else 0)
-        except BlockingIOError:
-            worker.run(heappop(heap)[2], emit)
-            continue
-        except OSError:
-            data = b""
-        if not data:
-            break
-        batch = decoder.decode(data)
-        heappush(heap, (batch.verb, next(order), batch))
-    worker.close()
-    sys.exit(0)
+    with suppress(ConnectionError):
+        while True:
+            try:
+                data = jobs.recv(MESSAGE_LIMIT, socket.MSG_DONTWAIT if heap else 0)
+            except BlockingIOError:
+                worker.run(heappop(heap)[2], report.completion)
+                continue
+            if not data:
+                return
+            batch = decoder.decode(data)
+            heappush(heap, (batch.verb, next(order), batch))

@@ -5,31 +5,25 @@ Who owns what:
 
 - The lock-holder of the store calls ``submit``, ``poll`` and ``abandon``; it owns the books (which worker
   has which batch).
-- A :class:`_Nursery` thread starts worker processes, watches their pidfds, reaps the dead and replaces them.
-  It never touches the books: it leaves notes in ``born`` and ``dead``, and rings the bell.
+- The thread of :mod:`kvstore.engine.nursery` starts processes, reaps the dead and replaces them; it leaves
+  notes for ``poll`` and rings the bell.
 - Each worker has a socket of its own for jobs; all share one for results, so that a poll with nothing to
   report is one failed receive however many workers there are. Messages carry keys and slot numbers; payload
   never does.
 
-Processes are started with ``subprocess``: a fresh interpreter (nothing of fsspec survives a fork), in a
-session of its own (Ctrl-C is the caller's), also from inside a daemonic ``multiprocessing`` process.
+A worker gets batches once its backend has been opened, well or not. What it has not answered when it ends
+fails; before that is said, everything that it did answer has been received.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import select
-import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -38,24 +32,14 @@ from ..backends import Backend
 from ..config import TierConfig
 from ..errors import BackendError, WorkerDiedError
 from ..namespace import Namespace
-from .base import Batch, Completion, Doorbell, Engine, Result, Status
-from .child import MESSAGE_LIMIT, Spec, decode_hello
+from .base import Batch, Completion, Doorbell, Engine, Result, Status, answer_all
+from .child import MESSAGE_LIMIT, Spec, decode_outcome, make_encoder, make_pair
+from .nursery import Child, Nursery, hang_up
 
 __all__ = ["ProcessTier", "ProcessesEngine"]
 
-_BOOT = (
-    "import os, pickle, sys\n"
-    "spec = os.fdopen(int(sys.argv[1]), 'rb')\n"
-    "sys.path[:] = pickle.load(spec)\n"
-    "from kvstore.engine.child import main\n"
-    "main(spec)\n"
-)
-#: Threads of numerical libraries would only cost a worker memory and start-up time.
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-#: Seconds before a worker that died is replaced: the first time, and at most.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-#: A worker that lived this long (seconds) did not die of its start.
-_SETTLED = 10.0
+#: Seconds that a fresh interpreter may take until it opens its backend; the tier's timeout comes on top.
+_START_UP = 10.0
 
 
 @dataclass(frozen=True)
@@ -69,15 +53,13 @@ class ProcessTier:
 
 
 @dataclass(eq=False)
-class _Child:
-    """A worker process, and the books on it."""
+class _Worker:
+    """The books on one worker process."""
 
-    number: int
-    tier: int
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    jobs: socket.socket
-    started: float
+    child: Child
+    deadline: float  # for opening its backend
+    opened: bool = False
+    error: Exception | None = None  # of opening
     lost: bool = False  # past a deadline: killed, gets no more work
     backlog: deque[bytes] = field(default_factory=deque)  # batches its socket had no room for
     batches: dict[int, tuple[Batch, bytearray]] = field(default_factory=dict)  # id -> what it still owes
@@ -112,68 +94,75 @@ class ProcessesEngine(Engine):
         affinity: tuple[int, ...] | None = None,
     ) -> None:
         self._tiers = list(tiers)
-        self._results, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._results, self._sender = make_pair()
         self._results.setblocking(False)
-        self._bell = Doorbell()
-        self._nursery = _Nursery(self._tiers, arena, namespace, factory, sender, self._bell, nice, affinity)
         self._epoll = select.epoll()
+        self._bell = Doorbell()
         self._epoll.register(self._results, select.EPOLLIN)
         self._epoll.register(self._bell.fd, select.EPOLLIN)
-        self._children: dict[int, _Child] = {}
+        specs = [
+            Spec(
+                number=0,
+                parent=os.getpid(),
+                arena_fd=arena.fd,
+                jobs_fd=-1,
+                results_fd=self._sender.fileno(),
+                tier=tier.config,
+                namespace=namespace,
+                factory=factory,
+                concurrency=tier.concurrency,
+                nice=nice,
+                affinity=affinity,
+            )
+            for tier in self._tiers
+        ]
+        self._nursery = Nursery(specs, self._bell)
+        self._workers: dict[int, _Worker] = {}  # by number
         self._waiting: list[deque[Batch]] = [deque() for _ in self._tiers]  # while a tier has no worker
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(tuple[int, Completion | bytes])
-        self._hellos: dict[int, Exception | None] = {}
+        self._full: dict[int, _Worker] = {}  # workers with a backlog
         self._answers: list[Completion] = []  # the engine's own, for batches that no worker will answer
-        self._full: set[int] = set()  # children with a backlog
+        self._encoder = make_encoder()
+        self._decoder = msgspec.msgpack.Decoder(tuple[int, Completion | bytes])
+        self._message = memoryview(bytearray(MESSAGE_LIMIT + 64))  # with room for the worker's number
 
     def start(self) -> list[Exception | None]:
+        errors: list[Exception | None] = [None] * len(self._tiers)
         for index, tier in enumerate(self._tiers):
             for _ in range(tier.workers):
-                self._adopt(self._nursery.spawn(index))
+                try:
+                    self._adopt(self._nursery.spawn(index))
+                except OSError as error:
+                    errors[index] = error
+                    self._nursery.postpone(index)
         self._nursery.watch()
-        expected = list(self._children.values())
-        started = time.monotonic()
-        longest = max((tier.config.timeout for tier in self._tiers), default=0.0)
-        while not all(self._heard_of(child) for child in expected):
-            left = started + longest - time.monotonic()
-            if left <= 0:
-                break
-            self.wait(left)
-            self._answers.extend(self.poll())
+        expected = list(self._workers.values())
+        self._await_opening(expected)
         return [
-            self._opening(index, [c for c in expected if c.tier == index])
-            for index in range(len(self._tiers))
+            error or self._first_error(index, [w for w in expected if w.child.tier == index])
+            for index, error in enumerate(errors)
         ]
 
     def submit(self, batch: Batch) -> None:
-        children = [c for c in self._children.values() if c.tier == batch.tier and not c.lost]
-        if not children:
+        workers = [
+            w for w in self._workers.values() if w.child.tier == batch.tier and w.opened and not w.lost
+        ]
+        if not workers:
             self._waiting[batch.tier].append(batch)
             return
-        child = min(children, key=lambda c: len(c.batches))
-        child.batches[batch.id] = (batch, bytearray(max(1, len(batch.keys))))
+        worker = min(workers, key=lambda w: len(w.batches))
+        worker.batches[batch.id] = (batch, bytearray(max(1, len(batch.keys))))
         message = self._encoder.encode(batch)
-        if child.backlog or not _send(child.jobs, message):
-            child.backlog.append(message)
-            self._full.add(child.number)
+        if worker.backlog or not _send(worker.child.jobs, message):
+            worker.backlog.append(message)
+            self._full[worker.child.number] = worker
 
     def poll(self) -> list[Completion]:
         done, self._answers = self._answers, []
-        while True:
-            try:
-                message = self._results.recv(MESSAGE_LIMIT)
-            except BlockingIOError:
-                break
-            number, content = self._decoder.decode(message)
-            if isinstance(content, Completion):
-                self._cross_off(number, content)
-                done.append(content)
-            else:
-                self._hellos[number] = decode_hello(content)
-        if self._bell.rung:
-            self._read_notes(done)
-        if self._full:
+        dead = self._take_notes() if self._bell.rung else ()
+        self._receive(done)  # after the look at who is dead: so their last words are among these
+        for child in dead:
+            self._bury(child, done)
+        if self._full and done:  # a worker takes in what it was sent before it reports again
             self._send_backlogs()
         return done
 
@@ -182,12 +171,14 @@ class ProcessesEngine(Engine):
         at once."""
         if batch in self._waiting[batch.tier]:
             self._waiting[batch.tier].remove(batch)
-            self._answer(batch, Status.CANCELLED, "no worker")
-            return
-        for child in self._children.values():
-            if batch.id in child.batches and not child.lost:
-                child.lost = True
-                self._nursery.replace(child)
+            self._answers.append(answer_all(batch, Result(Status.CANCELLED, error="no worker")))
+            self._bell.ring()
+        now = time.monotonic()
+        for worker in self._workers.values():
+            hung = worker.child.tier == batch.tier and not worker.opened and now > worker.deadline
+            if (hung or batch.id in worker.batches) and not worker.lost:
+                worker.lost = True
+                self._nursery.replace(worker.child)
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -195,232 +186,108 @@ class ProcessesEngine(Engine):
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
-        return [child.process.pid for child in self._children.values()]
+        return [worker.child.process.pid for worker in self._workers.values()]
 
     def close(self, timeout: float) -> None:
-        for child in self._children.values():
-            child.jobs.close()  # the worker ends when it is through with what it has in hand
+        hang_up(self._results)  # a worker ends when it has nothing left to do, or nobody to report to
         self._nursery.close(timeout)
+        self._sender.close()
         self._epoll.close()
-        self._results.close()
         self._bell.close()
+
+    # Start.
+
+    def _await_opening(self, workers: Sequence[_Worker]) -> None:
+        """Wait until each of `workers` has opened its backend, or is past its deadline."""
+        while True:
+            left = max((w.deadline for w in workers if not w.opened), default=0.0) - time.monotonic()
+            if left <= 0:
+                return
+            self.wait(left)
+            self._answers.extend(self.poll())
+
+    def _first_error(self, index: int, workers: Sequence[_Worker]) -> Exception | None:
+        name, timeout = self._tiers[index].config.name, self._tiers[index].config.timeout
+        for worker in workers:
+            if not worker.opened:
+                return BackendError(f"tier {name!r} did not answer within {timeout:g} s", tier=name)
+            if worker.error is not None:
+                return worker.error
+        return None
 
     # Books.
 
-    def _adopt(self, child: _Child) -> None:
-        self._children[child.number] = child
-        waiting, self._waiting[child.tier] = self._waiting[child.tier], deque()
+    def _adopt(self, child: Child) -> None:
+        deadline = time.monotonic() + _START_UP + self._tiers[child.tier].config.timeout
+        self._workers[child.number] = _Worker(child, deadline)
+
+    def _take_notes(self) -> list[Child]:
+        """Take in what the nursery has noted: new workers; returns those that have ended."""
+        self._bell.answer()
+        while self._nursery.born:
+            self._adopt(self._nursery.born.popleft())
+        dead = []
+        while self._nursery.dead:
+            dead.append(self._nursery.dead.popleft())
+        return dead
+
+    def _receive(self, done: list[Completion]) -> None:
+        while True:
+            try:
+                size = self._results.recv_into(self._message)
+            except BlockingIOError:
+                return
+            number, content = self._decoder.decode(self._message[:size])
+            worker = self._workers.get(number)
+            if worker is None:
+                continue
+            if isinstance(content, Completion):
+                self._cross_off(worker, content)
+                done.append(content)
+            elif not content:
+                worker.deadline = time.monotonic() + self._tiers[worker.child.tier].config.timeout
+            else:
+                self._opened(worker, decode_outcome(content))
+
+    def _opened(self, worker: _Worker, error: Exception | None) -> None:
+        worker.opened, worker.error = True, error
+        tier = worker.child.tier
+        waiting, self._waiting[tier] = self._waiting[tier], deque()
         for batch in waiting:
             self.submit(batch)
 
-    def _cross_off(self, number: int, completion: Completion) -> None:
-        child = self._children.get(number)
-        owed = child.batches.get(completion.id) if child else None
-        if child is None or owed is None:
+    def _cross_off(self, worker: _Worker, completion: Completion) -> None:
+        owed = worker.batches.get(completion.id)
+        if owed is None:
             return
         answered = owed[1]
         for index in range(completion.first, completion.first + len(completion.results)):
             answered[index] = 1
-        if all(answered):
-            del child.batches[completion.id]
+        if 0 not in answered:
+            del worker.batches[completion.id]
 
-    def _read_notes(self, done: list[Completion]) -> None:
-        """Take in what the nursery has noted: new workers, and dead ones, whose work has failed."""
-        self._bell.answer()
-        while self._nursery.born:
-            self._adopt(self._nursery.born.popleft())
-        while self._nursery.dead:
-            child = self._nursery.dead.popleft()
-            self._children.pop(child.number, None)
-            self._full.discard(child.number)
-            self._hellos.setdefault(child.number, WorkerDiedError("a worker died at its start"))
-            status = Status.CANCELLED if child.lost else Status.DIED  # one batch of a lost worker was at fault
-            result = Result(status, error=f"the worker died (exit code {child.process.returncode})")
-            for batch, answered in child.batches.values():
-                done.extend(
-                    Completion(batch.id, index, [result], [], {})
-                    for index, known in enumerate(answered)
-                    if not known
-                )
-            child.jobs.close()
+    def _bury(self, child: Child, done: list[Completion]) -> None:
+        """Answer for a worker that has ended."""
+        worker = self._workers.pop(child.number)
+        self._full.pop(child.number, None)
+        hang_up(child.jobs)
+        why = f"the worker died (exit code {child.process.returncode})"
+        if not worker.opened:
+            worker.opened, worker.error = True, WorkerDiedError(f"{why} at its start")
+        status = Status.CANCELLED if worker.lost else Status.DIED  # one batch of a lost worker was at fault
+        for batch, answered in worker.batches.values():
+            done.extend(
+                Completion(batch.id, index, [Result(status, error=why)], [], {})
+                for index, known in enumerate(answered)
+                if not known
+            )
 
     def _send_backlogs(self) -> None:
-        for number in list(self._full):
-            child = self._children[number]
-            while child.backlog and _send(child.jobs, child.backlog[0]):
-                child.backlog.popleft()
-            if not child.backlog:
-                self._full.discard(number)
-
-    def _answer(self, batch: Batch, status: Status, why: str) -> None:
-        results = [Result(status, error=why)] * max(1, len(batch.keys))
-        self._answers.append(Completion(batch.id, 0, results, [], {}))
-        self._bell.ring()
-
-    # Start.
-
-    def _heard_of(self, child: _Child) -> bool:
-        return child.number in self._hellos
-
-    def _opening(self, index: int, children: list[_Child]) -> Exception | None:
-        name, timeout = self._tiers[index].config.name, self._tiers[index].config.timeout
-        for child in children:
-            if child.number not in self._hellos:
-                return BackendError(f"tier {name!r} did not answer within {timeout:g} s", tier=name)
-            if (error := self._hellos[child.number]) is not None:
-                return error
-        return None
-
-
-class _Nursery:
-    """Starts, watches, reaps and replaces worker processes, in a thread of its own."""
-
-    def __init__(
-        self,
-        tiers: Sequence[ProcessTier],
-        arena: Arena,
-        namespace: Namespace,
-        factory: Callable[[TierConfig, Namespace], Backend],
-        sender: socket.socket,
-        bell: Doorbell,
-        nice: int | None,
-        affinity: tuple[int, ...] | None,
-    ) -> None:
-        self.born: deque[_Child] = deque()
-        self.dead: deque[_Child] = deque()
-        self._tiers = tiers
-        self._arena = arena
-        self._common: dict[str, Any] = {
-            "parent": os.getpid(),
-            "arena_fd": arena.fd,
-            "results_fd": sender.fileno(),
-            "namespace": namespace,
-            "factory": factory,
-            "nice": nice,
-            "affinity": affinity,
-        }
-        self._sender = sender
-        self._bell = bell
-        self._numbers = 0
-        self._living: dict[int, _Child] = {}  # by pidfd
-        self._replaced: set[int] = set()
-        self._pauses = [_FIRST_PAUSE] * len(tiers)
-        self._due: list[tuple[float, int]] = []  # when to start a worker, for which tier
-        self._wake = Doorbell()
-        self._closing = threading.Event()
-        self._lock = threading.Lock()  # born workers and replacements come from two threads
-        self._thread = threading.Thread(target=self._run, name="kvstore-nursery", daemon=True)
-
-    def watch(self) -> None:
-        """Begin to watch."""
-        self._thread.start()
-
-    def spawn(self, tier: int) -> _Child:
-        """Start a worker process for `tier`."""
-        self._numbers += 1
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        spec = Spec(
-            number=self._numbers,
-            jobs_fd=theirs.fileno(),
-            tier=self._tiers[tier].config,
-            concurrency=self._tiers[tier].concurrency,
-            **self._common,
-        )
-        with theirs:
-            process = _start_process(spec)
-        child = _Child(spec.number, tier, process, os.pidfd_open(process.pid), ours, started=time.monotonic())
-        with self._lock:
-            self._living[child.pidfd] = child
-        return child
-
-    def replace(self, child: _Child) -> None:
-        """Kill `child`, and start another in its place without waiting for its end."""
-        with self._lock:
-            if child.pidfd not in self._living:
-                return
-            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-            self._replaced.add(child.number)
-            self._due.append((time.monotonic(), child.tier))
-        self._wake.ring()
-
-    def close(self, timeout: float) -> None:
-        """Wait for the workers to end, kill those that have not within `timeout` seconds, and reap them."""
-        self._closing.set()
-        self._wake.ring()
-        if self._thread.ident is not None:
-            self._thread.join()
-        deadline = time.monotonic() + timeout
-        for child in list(self._living.values()):
-            if not select.select([child.pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-            try:
-                child.process.wait(max(0.2, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:  # hung in the kernel: it ends when the kernel lets it
-                pass
-            os.close(child.pidfd)
-            child.jobs.close()
-        self._sender.close()
-        self._wake.close()
-
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            with self._lock:
-                watched = [self._wake.fd, *self._living]
-                pause = min((when for when, _ in self._due), default=float("inf")) - time.monotonic()
-            poller = select.poll()
-            for fd in watched:
-                poller.register(fd, select.POLLIN)
-            ready = poller.poll(None if pause == float("inf") else max(0.0, pause) * 1000)
-            self._wake.answer()
-            for fd, _ in ready:
-                if fd != self._wake.fd and not self._closing.is_set():
-                    self._bury(fd)
-            self._start_due()
-
-    def _bury(self, pidfd: int) -> None:
-        with self._lock:
-            child = self._living.pop(pidfd)
-        child.process.wait()
-        os.close(pidfd)
-        if child.number not in self._replaced:
-            lived = time.monotonic() - child.started
-            pause = _FIRST_PAUSE if lived > _SETTLED else self._pauses[child.tier]
-            self._pauses[child.tier] = min(_LONGEST_PAUSE, 2 * pause)
-            with self._lock:
-                self._due.append((time.monotonic() + pause, child.tier))
-        self.dead.append(child)
-        self._bell.ring()
-
-    def _start_due(self) -> None:
-        now = time.monotonic()
-        with self._lock:
-            due = [tier for when, tier in self._due if when <= now]
-            self._due = [(when, tier) for when, tier in self._due if when > now]
-        for tier in due:
-            if not self._closing.is_set():
-                self.born.append(self.spawn(tier))
-                self._bell.ring()
-
-
-def _start_process(spec: Spec) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that reads `spec` from memory that nobody else can open by name."""
-    fd = os.memfd_create("kvstore-spec")
-    try:
-        with os.fdopen(os.dup(fd), "wb") as file:
-            pickle.dump(sys.path, file)
-            pickle.dump(spec, file)
-        os.lseek(fd, 0, os.SEEK_SET)
-        return subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(fd)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(fd, spec.arena_fd, spec.jobs_fd, spec.results_fd),
-            env={**os.environ, **_ENVIRONMENT},
-            start_new_session=True,
-        )
-    finally:
-        os.close(fd)
+        for number, worker in list(self._full.items()):
+            while worker.backlog and _send(worker.child.jobs, worker.backlog[0]):
+                worker.backlog.popleft()
+            if not worker.backlog:
+                del self._full[number]
 
 
 def _send(jobs: socket.socket, message: bytes) -> bool:
@@ -429,6 +296,6 @@ def _send(jobs: socket.socket, message: bytes) -> bool:
         jobs.send(message)
     except BlockingIOError:
         return False
-    except OSError:
+    except (BrokenPipeError, ConnectionResetError):
         pass
     return True

@@ -27,14 +27,17 @@ from .base import Batch, Completion, Result, Status, Verb, answer_all
 
 __all__ = ["Worker"]
 
-#: Results are reported at least this often (seconds), so that the head of a batch is usable before its tail
-#: has come.
-_REPORT_EVERY = 0.002
+#: Results are reported at least this often (seconds). The head of a batch of reads is usable before its tail
+#: has come; nobody waits for the head of one of writes, and every report costs the worker a turn of the
+#: interpreter.
+_REPORT_EVERY = {Verb.READ: 0.005, Verb.WRITE: 0.02}
+#: Characters of an error that are reported.
+_LONGEST_ERROR = 500
 #: Rows of a scan in one completion.
 _ROWS = 2048
 
-T = TypeVar("T")
-Emit = Callable[[Completion], None]
+_T = TypeVar("_T")
+_Emit = Callable[[Completion], None]
 
 
 class Worker:
@@ -91,7 +94,7 @@ class Worker:
         except Exception:  # the store is closing: there is nobody left to tell
             pass
 
-    def run(self, batch: Batch, emit: Emit) -> None:
+    def run(self, batch: Batch, emit: _Emit) -> None:
         """Execute `batch`; `emit` gets a result for each item."""
         try:
             if not self._opened:  # the tier was down at start
@@ -100,7 +103,7 @@ class Worker:
         except Exception as error:
             emit(answer_all(batch, _failed(error)))
 
-    def _run(self, batch: Batch, emit: Emit) -> None:
+    def _run(self, batch: Batch, emit: _Emit) -> None:
         if batch.verb is Verb.PROBE:
             emit(self._probe(batch))
         elif batch.verb is Verb.DELETE:
@@ -118,20 +121,20 @@ class Worker:
         results = [Result(Status.OK if there else Status.MISSING, 0, each) for there in found]
         return Completion(batch.id, 0, results, [], {})
 
-    def _scan(self, batch: Batch, emit: Emit) -> None:
+    def _scan(self, batch: Batch, emit: _Emit) -> None:
         rows = iter(self._backend.scan())
         while some := [(row.key, row.size, row.mtime) for row in islice(rows, _ROWS)]:
             emit(Completion(batch.id, 0, [], some, {}))
         emit(answer_all(batch, Result(Status.OK)))
 
-    def _transfer(self, batch: Batch, emit: Emit) -> None:
+    def _transfer(self, batch: Batch, emit: _Emit) -> None:
         move = self._read if batch.verb is Verb.READ else self._write
-        mapper = map if self._pool is None else self._pool.map
+        mapper, report_every = map if self._pool is None else self._pool.map, _REPORT_EVERY[batch.verb]
         first, results, reported = 0, [], time.perf_counter()
         for result in mapper(move, batch.keys, batch.slots, batch.lengths):
             results.append(result)
             now = time.perf_counter()
-            if now - reported >= _REPORT_EVERY:
+            if now - reported >= report_every:
                 emit(Completion(batch.id, first, results, [], self._counters()))
                 first, results, reported = first + len(results), [], now
         if results:
@@ -142,7 +145,8 @@ class Worker:
         try:
             length = self._attempt(self._backend.read_into, key, self._view(slot))
         except CorruptChunkError as error:
-            return Result(Status.CORRUPT, self._quarantine(key), time.perf_counter() - started, str(error))
+            seconds = time.perf_counter() - started
+            return Result(Status.CORRUPT, self._quarantine(key), seconds, str(error)[:_LONGEST_ERROR])
         except Exception as error:
             return _failed(error, time.perf_counter() - started)
         seconds = time.perf_counter() - started
@@ -162,7 +166,7 @@ class Worker:
         except Exception:  # it stays where it is, and stays refused
             return 0
 
-    def _attempt(self, verb: Callable[..., T], *args: Any) -> T:
+    def _attempt(self, verb: Callable[..., _T], *args: Any) -> _T:
         """Call `verb`; the machinery of retries is entered only when there is something to retry."""
         try:
             return verb(*args)
@@ -180,4 +184,4 @@ class Worker:
 
 
 def _failed(error: Exception, seconds: float = 0.0) -> Result:
-    return Result(Status.FAILED, 0, seconds, f"{type(error).__name__}: {error}")
+    return Result(Status.FAILED, 0, seconds, f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])

@@ -17,8 +17,8 @@ from .tier import Item, TierState
 
 __all__ = ["CapacityKeeper"]
 
-Row = tuple[bytes, int, float]
-EraseFrom = Callable[[TierState, Sequence[bytes], Erasure, float], None]
+_Row = tuple[bytes, int, float]
+_EraseFrom = Callable[[TierState, Sequence[bytes], Erasure, float], None]
 
 
 class CapacityKeeper:
@@ -32,7 +32,7 @@ class CapacityKeeper:
         Called with ``(tier, item)`` for a write that no eviction can make room for.
     """
 
-    erase_from: EraseFrom
+    erase_from: _EraseFrom
     on_dropped: Callable[[TierState, Item], None]
 
     def __init__(self, tiers: Sequence[TierState], dispatcher: Dispatcher) -> None:
@@ -94,7 +94,7 @@ class _Gate:
     def __init__(self, keeper: CapacityKeeper, tier: TierState, ledger: Ledger) -> None:
         self.tier = tier
         self.held: deque[Item] = deque()
-        self.rows: list[Row] = []
+        self.rows: list[_Row] = []
         self._keeper = keeper
         self._ledger = ledger
         self._loaded = False

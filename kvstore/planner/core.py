@@ -60,8 +60,6 @@ class Planner:
     events : EventQueue
     host : str
         Name of the host tier, for events.
-    chunk_size : int
-        Bytes.
     budget : int
         Slots that promotions may be filling at a time.
     """
@@ -73,7 +71,6 @@ class Planner:
         events: EventQueue,
         *,
         host: str,
-        chunk_size: int,
         budget: int,
     ) -> None:
         self.tiers = tiers
@@ -87,7 +84,7 @@ class Planner:
         keeper = CapacityKeeper(tiers, self._dispatcher)
         self._cascader = Cascader(tiers, catalog, keeper, events, host)
         self._dispatcher.register(Verb.WRITE, self._cascader)
-        self._eraser = Eraser(tiers, self._dispatcher, self._cascader.withdraw, events, chunk_size)
+        self._eraser = Eraser(tiers, self._dispatcher, self._cascader.withdraw, events)
         keeper.erase_from, keeper.on_dropped = self._eraser.erase_from, self._cascader.drop
         self._cascader.on_over = self._eraser.write_over
         catalog.on_evict = self._evicted

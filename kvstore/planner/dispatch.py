@@ -90,6 +90,8 @@ class Dispatcher:
         """Cut as many batches as windows and breakers allow."""
         for tier in self.tiers:
             for direction in (tier.reads, tier.writes):
+                if not any(direction.queues.values()):
+                    continue
                 while direction.in_flight < direction.window and self._cut(tier, direction, now):
                     pass
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from ..engine.base import Result, Status, Verb
 from ..events import EventQueue
-from ..ledger import object_size
 from ..presence import Known
 from . import report
 from .dispatch import Dispatcher
@@ -52,13 +51,11 @@ class Eraser:
         dispatcher: Dispatcher,
         withdraw: Callable[[TierState, bytes], bool],
         events: EventQueue,
-        chunk_size: int,
     ) -> None:
         self._tiers = tiers
         self._dispatcher = dispatcher
         self._withdraw = withdraw
         self._events = events
-        self._chunk_size = chunk_size
         self._waiting: dict[tuple[int, bytes], list[Erasure]] = {}
         self._behind_write: set[tuple[int, bytes]] = set()
         dispatcher.register(Verb.DELETE, self)
@@ -121,7 +118,7 @@ class Eraser:
         if tier.ledger is not None and (size := tier.ledger.remove(key)):
             self._shrink(tier, size)
         elif tier.ledger is None and tier.presence.get(key) is Known.PRESENT:
-            self._shrink(tier, object_size(self._chunk_size))
+            self._shrink(tier, tier.bytes // max(1, tier.chunks))  # its own size is not remembered
         tier.presence.lost(key, now)
         tier.tombs.discard(key)
         waiting = self._waiting.get((tier.index, key)) or [Erasure()]
@@ -130,7 +127,7 @@ class Eraser:
 
     def _shrink(self, tier: TierState, size: int) -> None:
         tier.chunks = max(0, tier.chunks - 1)
-        tier.bytes = max(0, tier.bytes - size) if tier.chunks else 0
+        tier.bytes = max(0, tier.bytes - size)
 
     def _settle(self, tier: TierState, key: bytes, error: str, now: float) -> None:
         for erasure in self._waiting.pop((tier.index, key), ()):

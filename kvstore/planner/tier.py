@@ -51,7 +51,8 @@ class TierState:
     writing : dict
         Key -> sequence number of its write, from the moment it is queued until the worker has answered.
     overdue : set of bytes
-        Those of them that are past their deadline: failed for the caller, but the worker may still read the slot.
+        Those of them that are past their deadline: failed for the caller, but the worker may still read the
+        slot.
     owed : dict
         Keys that a ``write=on-evict`` tier still has to get (a dict for its order).
     """

@@ -47,10 +47,8 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
         There is no such policy, or the capacity is below one chunk.
     """
     if name not in _CLASSES:
-        nearest = get_close_matches(name, POLICIES, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            f"unknown policy {name!r}: did you mean {nearest!r}? There are {', '.join(POLICIES)}"
-        )
+        nearest = get_close_matches(name.lower(), POLICIES, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"unknown policy {name!r}; did you mean {nearest!r}? Valid: {', '.join(POLICIES)}")
     if capacity < 1:
         raise ConfigError(f"the capacity of policy {name!r} must be at least 1 chunk, not {capacity}")
     return _CLASSES[name](capacity)

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice, repeat
-from math import ceil
 
 from .base import EvictionPolicy
 
@@ -32,9 +31,9 @@ _NEW, _PROMISED, _FROM_B1, _FROM_B2 = range(4)
 class _Ghosts:
     """Evicted keys, oldest first: a set for membership and a queue for order.
 
-    It takes half of the memory of an OrderedDict, whose tables grow while it is turned over. A key that leaves
-    out of turn stays in the queue, and is counted in ``stale`` so that it is skipped there, also when the same
-    key has come back behind it.
+    It takes half of the memory of an OrderedDict, whose tables grow while it is turned over. A key that
+    leaves out of turn stays in the queue, and is counted in ``stale`` so that it is skipped there, also when
+    the same key has come back behind it.
     """
 
     __slots__ = ("keys", "order", "stale")
@@ -161,7 +160,7 @@ class ARCPolicy(EvictionPolicy):
             return True
         if key in self._b1_keys or key in self._b2_keys:
             self._missed[key] = None
-        elif key not in self._promised:
+        elif not self._promised or key not in self._promised:
             self._unknown = key
         return False
 
@@ -193,8 +192,9 @@ class ARCPolicy(EvictionPolicy):
     ) -> list[bytes]:
         """Evict `n` keys, or none, in the order in which single steps for `incoming` would evict them.
 
-        Steps that would evict a key of `incoming` itself, or one that is not evictable, take the next in order,
-        of the other list when there is none. Where `incoming` is longer than `n`, its first keys enter free room.
+        Steps that would evict a key of `incoming` itself, or one that is not evictable, take the next in
+        order, of the other list when there is none. Where `incoming` is longer than `n`, its first keys enter
+        free room.
         """
         if n != 1 or evictable is not None or len(incoming) != 1:
             return self._choose(n, evictable, incoming)
@@ -219,7 +219,7 @@ class ARCPolicy(EvictionPolicy):
 
     def coldest(self, n: int) -> list[bytes]:
         """Up to `n` keys that would go first if new keys came in, with the target as it is now."""
-        surplus = max(0, ceil(len(self._t1) - self._settled()))
+        surplus = max(0, len(self._t1) - int(self._settled()))  # a size is above p when above its floor
         t1 = iter(self._t1)
         return list(islice(chain(islice(t1, surplus), self._t2, t1), n))
 
@@ -326,11 +326,17 @@ class ARCPolicy(EvictionPolicy):
         """Case IV after a new key has come in: keep T1 and B1 within the capacity, all within twice that."""
         b1 = len(self._b1_keys)
         if t1 + b1 > self.capacity and b1:
-            gone = self._b1.pop_oldest()
+            ghosts = self._b1
         elif residents + b1 + len(self._b2_keys) > 2 * self.capacity and self._b2_keys:
-            gone = self._b2.pop_oldest()
+            ghosts = self._b2
         else:
             return
+        popleft, stale = ghosts.order.popleft, ghosts.stale
+        gone = popleft()
+        while gone in stale:
+            ghosts._skip(gone)
+            gone = popleft()
+        ghosts.keys.remove(gone)
         if self._missed or self._taught:
             self._unmark(gone)
 

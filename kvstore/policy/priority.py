@@ -19,9 +19,9 @@ _HIGHEST: Final = 100
 class PriorityPolicy(EvictionPolicy):
     """Evict the lowest retention priority first, and within it the key whose last reference is longest ago.
 
-    A key without a priority has 35. A priority given to a key that is not resident waits for its `add` (as many
-    wait as the capacity, then the oldest is dropped), and is forgotten when the key is evicted or removed. A
-    resident key whose priority changes counts as just referenced.
+    A key without a priority has 35. A priority given to a key that is not resident waits for its `add` (as
+    many wait as the capacity, then the oldest is dropped), and is forgotten when the key is evicted or
+    removed. A resident key whose priority changes counts as just referenced.
 
     Parameters
     ----------

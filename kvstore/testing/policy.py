@@ -1,6 +1,6 @@
-"""Conformance suite of eviction policies: what :class:`kvstore.policy.base.EvictionPolicy` promises, as tests.
+"""Conformance suite of eviction policies: what the contract promises, as tests.
 
-An author subclasses :class:`PolicyTests` in a test module that pytest collects, and says how to make the policy::
+An author subclasses :class:`PolicyTests` in a test module that pytest collects, and says how to make one::
 
     class TestMyPolicy(PolicyTests):
         def make(self, capacity):

@@ -1,0 +1,5 @@
+"""``python -m kvstore``: the command line."""
+
+from .cli import main
+
+main()
