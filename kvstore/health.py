@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Hashable
 from enum import StrEnum
 
 __all__ = ["Breaker", "BreakerState"]
@@ -18,7 +19,7 @@ __all__ = ["Breaker", "BreakerState"]
 _WINDOW, _ENOUGH = 32, 8
 #: Share of failures that opens the breaker.
 _FAILING = 0.5
-#: Hangs or deaths in a row that open it.
+#: Hangs or deaths in a row, of operations of one kind, that open it.
 _HANGS = 2
 #: Seconds of the first and of the longest cool-down.
 _FIRST, _LONGEST = 1.0, 60.0
@@ -44,7 +45,7 @@ class Breaker:
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
         self._recent: deque[bool] = deque(maxlen=_WINDOW)
-        self._hangs = 0
+        self._hangs: dict[Hashable, int] = {}
         self._cooldown = _FIRST
         self._until: float | None = None  # open until then; None while closed
         self._trial = False
@@ -74,9 +75,9 @@ class Breaker:
         """Whether the one operation of the half-open state is under way."""
         return self._trial
 
-    def succeeded(self) -> bool:
-        """The storage answered; True when this closed the breaker."""
-        self._hangs = 0
+    def succeeded(self, kind: Hashable = None) -> bool:
+        """An operation of this `kind` was answered; True when this closed the breaker."""
+        self._hangs.pop(kind, None)
         self._recent.append(True)
         if self._until is None or not self._trial:
             return False
@@ -84,16 +85,20 @@ class Breaker:
         self._recent.clear()
         return True
 
-    def failed(self, now: float, *, hang: bool = False) -> bool:
-        """The storage failed, or hung; True when this opened the breaker."""
+    def failed(self, now: float, kind: Hashable = None, *, hang: bool = False) -> bool:
+        """An operation of this `kind` failed, or hung; True when this opened the breaker.
+
+        Hangs count by kind: a tier whose reads hang is down, however promptly it answers probes.
+        """
         self._recent.append(False)
-        self._hangs = self._hangs + 1 if hang else self._hangs
+        if hang:
+            self._hangs[kind] = self._hangs.get(kind, 0) + 1
         if self._until is not None:
             if self._trial:
                 self._open(now)
             return False
         failures = self._recent.count(False)
-        if self._hangs >= _HANGS or (
+        if self._hangs.get(kind, 0) >= _HANGS or (
             len(self._recent) >= _ENOUGH and failures >= _FAILING * len(self._recent)
         ):
             self._open(now)
@@ -109,6 +114,6 @@ class Breaker:
             self._cooldown = min(_LONGEST, 2 * self._cooldown)
         self._until = now + self._cooldown * (1 + self._rng.random() / 4)
         self._trial = False
-        self._hangs = 0
+        self._hangs.clear()
         self._recent.clear()
         self.openings += 1

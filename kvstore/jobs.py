@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ _TICK = 0.05
 
 
 class Prefetched(NamedTuple):
-    """Outcome of a prefetch; every key asked for is in exactly one of the three, in order of the outcome.
+    """Outcome of a prefetch; every key asked for is in exactly one of the three, in the order asked for.
 
     Attributes
     ----------
@@ -34,6 +34,16 @@ class Prefetched(NamedTuple):
     promoted: tuple[bytes, ...]
     missing: tuple[bytes, ...]
     skipped: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes], promoted: Iterable[bytes], missing: Iterable[bytes]) -> Prefetched:
+        """Sort `keys` by what became of them; what was neither promoted nor missing was skipped."""
+        up, gone = set(promoted), set(missing)
+        return cls(
+            tuple(key for key in keys if key in up),
+            tuple(key for key in keys if key in gone),
+            tuple(key for key in keys if key not in up and key not in gone),
+        )
 
 
 class Job(Generic[_T]):

@@ -1,8 +1,8 @@
 """Walks what a tier has on storage, reads every object and says what it found.
 
-One scanner serves ``ls``, ``stat`` and ``verify``. It is a generator and changes nothing: a consumer
-decides what to do about a finding, how fast to go on, and where to stop. Findings of a namespace come in
-the order of their names.
+One scanner serves ``ls``, ``stat``, ``verify`` and :mod:`kvstore.repair`. It is a generator and changes
+nothing: a consumer decides what to do about a finding, how fast to go on, and where to stop. Findings of a
+namespace come in the order of their names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .backends.files import FileBackend
     from .config import TierConfig
 
-__all__ = ["STALE_AFTER", "Finding", "Space", "Status", "Summary", "scan", "spaces"]
+__all__ = ["STALE_AFTER", "Finding", "Space", "Status", "Summary", "check_again", "is_torn", "scan", "spaces"]
 
 STALE_AFTER = 600.0
 """Seconds after which a temporary file has lost its writer: far more than any write may take."""
@@ -137,7 +137,14 @@ def spaces(tier: TierConfig) -> Iterator[Space]:
             backend.close()
 
 
-def scan(space: Space, *, read: bool = True, stale_after: float = STALE_AFTER) -> Iterator[Finding]:
+def scan(
+    space: Space,
+    *,
+    read: bool = True,
+    stale_after: float = STALE_AFTER,
+    after: str = "",
+    pace: Callable[[int], None] | None = None,
+) -> Iterator[Finding]:
     """Everything in a namespace but a sound manifest.
 
     Parameters
@@ -147,6 +154,10 @@ def scan(space: Space, *, read: bool = True, stale_after: float = STALE_AFTER) -
         Whether objects are read and verified; if not, they are ``LISTED`` by name.
     stale_after : float
         Seconds after which a temporary file is stale.
+    after : str
+        Name of a finding: only those that follow it are wanted.
+    pace : callable, optional
+        Called with the size in bytes of each object that is about to be read; may wait.
 
     Yields
     ------
@@ -157,9 +168,11 @@ def scan(space: Space, *, read: bool = True, stale_after: float = STALE_AFTER) -
         yield Finding(MANIFEST, Status.MANIFEST, None, 0, 0.0, space.problem)
     reader = _Reader(space.backend)
     now = time.time()
-    for entry in space.backend.entries():
+    for entry in space.backend.entries(after):
         match entry.kind:
             case Kind.OBJECT if read:
+                if pace is not None:
+                    pace(entry.size)
                 finding = reader.check(entry)
                 if finding is not None:
                     yield finding
@@ -171,6 +184,22 @@ def scan(space: Space, *, read: bool = True, stale_after: float = STALE_AFTER) -
                 yield _finding(entry, Status.QUARANTINED)
             case Kind.FOREIGN:
                 yield _finding(entry, Status.FOREIGN, "no name that kvstore gives")
+
+
+def check_again(space: Space, finding: Finding) -> Finding | None:
+    """Read the object of a finding once more; None when there is none any more."""
+    return _Reader(space.backend).check(
+        Entry(finding.name, Kind.OBJECT, finding.key, space.backend.context.chunk_size, finding.mtime)
+    )
+
+
+def is_torn(manifest: bytes) -> bool:
+    """Whether a manifest cannot be made out at all; one of another namespace or version can."""
+    try:
+        Namespace.from_manifest(manifest)
+    except NamespaceMismatchError as error:
+        return "manifest" in error.differing
+    return False
 
 
 class _Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -103,15 +103,18 @@ def plot(curves: Iterable[Curve], path: str | PathLike[str]) -> None:
         raise ConfigError("drawing needs matplotlib: pip install 'kvstore-tiers[plot]'") from error
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for policy, group in groupby(sorted(curves), key=lambda curve: curve.policy):
+    by_policy = groupby(sorted(curves), key=lambda curve: curve.policy)
+    for (policy, group), style in zip(by_policy, cycle(("-", "--", ":"))):
         points = list(group)
         axes.plot(
             [curve.capacity for curve in points],
             [100 * curve.hit_ratio for curve in points],
+            linestyle=style,
             marker="o",
             label=policy,
         )
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("capacity (chunks)")
     axes.set_ylabel("hit ratio (%)")
     axes.set_ylim(0, 100)

@@ -33,6 +33,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -149,7 +151,7 @@ class Store:
                 coming = [key for key in lease.present if key not in self._catalog.ready]
             stuck = lease.refused + coming
             keys = stuck + keys[self._part :]
-            if stuck and not len(lease) and not self._wait_for_room(stuck, deadline):
+            if stuck and not len(lease) and not self._wait_for_room(stuck[0], deadline):
                 raise NoSpaceError(f"no room for {len(keys)} chunks within {timeout} s; {self._why_full()}")
         return stored
 
@@ -171,16 +173,16 @@ class Store:
         while todo:
             wave, todo = todo[: self._wave], todo[self._wave :]
             fetch = Fetch(wave, hold=True)
-            in_time = self._fetch_and_wait(fetch, deadline)
             try:
+                in_time = self._fetch_and_wait(fetch, deadline)
                 here = {key: bytes(self._payload(slot)) for key, slot in fetch.held.items()}
             finally:
-                self._release(fetch)
+                self._cancel(fetch)
             found.update(here)
             if not in_time:
                 break
             left = [key for key in fetch.skipped if key not in here]
-            if left and (here or self._wait_for_room(left, deadline)):
+            if left and (here or self._wait_for_slot(left[0], deadline)):
                 todo = left + todo
         return {key: found[key] for key in dict.fromkeys(keys) if key in found}
 
@@ -219,22 +221,22 @@ class Store:
         background."""
         keys = check_keys(keys)
         started = time.perf_counter()
-        with self._turn as now:
+        with self._glance as now:
+            self._dispatch(may_evict=True)  # before the answers: what they call HIT stays until the next call
             answers = self._planner.lookup(keys, now)
             self._planner.host_counters.histograms["lookup"].observe(time.perf_counter() - started)
         return answers
 
     def prefetch(self, keys: Sequence[bytes]) -> Job[Prefetched]:
         """Promote what is in some tier but not in host memory, in the order of `keys`."""
-        fetch = Fetch(check_keys(keys))
+        keys = list(dict.fromkeys(check_keys(keys)))
+        fetch = Fetch(keys)
         job: Job[Prefetched] = Job(self, lambda: self._cancel(fetch))
 
         def settle() -> None:
             self._jobs.discard(job)
-            if not job.future.done():
-                job.future.set_result(
-                    Prefetched(tuple(fetch.promoted), tuple(fetch.missing), tuple(fetch.skipped))
-                )
+            with suppress(InvalidStateError):  # cancelled, by a thread that needs no lock for that
+                job.future.set_result(Prefetched.of(keys, fetch.promoted, fetch.missing))
 
         fetch.on_done = settle
         with self._turn as now:
@@ -264,11 +266,11 @@ class Store:
         keys = check_keys(keys)
         deadline = self._deadline(wait)
         while True:
+            fits = wait > 0 and self.wait_until(lambda: self._planner.fits(keys), deadline - self.clock())
             lease = self._reserve(keys, lossless=False)
-            if not lease.refused or self.clock() >= deadline:
+            if not lease.refused or not fits:
                 return lease
-            lease.abort()
-            self._wait_for_room(lease.refused, deadline)
+            lease.abort()  # another thread took them
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Count `keys` as used, in order: the last becomes the most recent."""
@@ -318,7 +320,10 @@ class Store:
         with self._lock:
             if self._closed:
                 return True
-        written = self.wait_until(self._is_paid, timeout)
+        try:
+            written = self.wait_until(self._is_paid, timeout)
+        except ClosedError:  # another thread was faster: wait for it
+            written = True
         self._pump.stop()
         with self._lock:
             if self._closed:
@@ -327,7 +332,7 @@ class Store:
             while self._leader:  # it waits on a descriptor that is about to go
                 self._changed.wait(_TICK)
             for job in list(self._jobs):
-                if not job.future.done():
+                with suppress(InvalidStateError):
                     job.future.set_exception(ClosedError(self._closed))
             self._engine.close(max(0.1, deadline - self.clock()))
             self.arena.close()
@@ -412,8 +417,8 @@ class Store:
             self._collect()
 
     def _reserve(self, keys: Sequence[bytes], *, lossless: bool) -> WriteLease:
-        with self._turn:
-            slots = self._planner.reserve(keys, lossless=lossless)
+        with self._turn as now:
+            slots = self._planner.reserve(keys, now, lossless=lossless)
             refused = [key for key in self._planner.absent(keys) if key not in slots]
         return WriteLease(self, slots, keys, refused)
 
@@ -433,8 +438,12 @@ class Store:
             self._changed.notify_all()
 
     def _cancel(self, fetch: Fetch) -> None:
+        """Start no more of `fetch`, and drop its leases; those that come late are not taken."""
         with self._lock:
             self._planner.cancel(fetch)
+            fetch.hold = False
+            self._drop(list(fetch.held.values()))
+            fetch.held.clear()
 
     def _slot(self, slot: int) -> memoryview:
         return self.arena.view(slot)[: self.chunk_size]
@@ -445,24 +454,20 @@ class Store:
     def _fetch_and_wait(self, fetch: Fetch, deadline: float) -> bool:
         with self._turn as now:
             self._planner.fetch(fetch, now)
-        if self.wait_until(lambda: fetch.done, deadline - self.clock()):
-            return True
-        self._cancel(fetch)
-        return False
+        return self.wait_until(lambda: fetch.done, deadline - self.clock())
 
-    def _release(self, fetch: Fetch) -> None:
-        """Drop the leases of a fetch; those that come late are not taken."""
-        with self._lock:
-            fetch.hold = False
-            self._drop(list(fetch.held.values()))
-            fetch.held.clear()
+    def _wait_for_slot(self, key: bytes, deadline: float) -> bool:
+        """Wait until `key` can be promoted, or is there; False when it cannot by `deadline`."""
+        return self.wait_until(lambda: self._planner.fits([key]), deadline - self.clock())
 
-    def _wait_for_room(self, keys: Sequence[bytes], deadline: float) -> bool:
-        """Wait until the first of `keys` fits, or is there; False when it does not by `deadline`."""
+    def _wait_for_room(self, key: bytes, deadline: float) -> bool:
+        """Wait until `key` can be stored without losing anything, or is there; False when it cannot by
+        `deadline`."""
 
         def ready() -> bool:
-            self._planner.wants_cleaning(self.clock())
-            return self._planner.has_room(keys[0])
+            now = self.clock()
+            self._planner.wants_cleaning(now)
+            return self._planner.has_room(key, now)
 
         return self.wait_until(ready, deadline - self.clock())
 
@@ -506,7 +511,11 @@ class _Turn:
         if store._closed:
             store._lock.release()
             raise ClosedError(store._closed)
-        store.last_call = store._collect()
+        try:
+            store.last_call = store._collect()
+        except BaseException:  # such as Ctrl-C: the block is not entered, so nobody else would release it
+            store._lock.release()
+            raise
         return store.last_call
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

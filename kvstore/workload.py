@@ -114,7 +114,7 @@ def chunk_key(name: Key) -> bytes:
 
 
 def conversations(
-    *, seed: int = 0, users: int = 400, requests: int = 1200, prompts: int = 12
+    *, seed: int = 0, users: int = 400, requests: int = 900, prompts: int = 12
 ) -> Iterator[Request]:
     """Multi-turn conversations of many users; the same for the same arguments.
 

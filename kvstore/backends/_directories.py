@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 
 from .. import frame
-from .layout import Entry, classify, temp_name
+from .layout import Entry, classify, follows, temp_name
 
 __all__ = ["check_direct_io", "current_umask", "leave_direct_io", "make_directories", "walk"]
 
@@ -45,8 +45,9 @@ def make_directories(path: str, mode: int) -> list[str]:
     return made
 
 
-def walk(root: str) -> Iterator[Entry]:
-    """Every file below `root` in the order of names; in memory are the names of one path of directories.
+def walk(root: str, after: str = "") -> Iterator[Entry]:
+    """Every file below `root` that follows `after`, in the order of names; in memory are the names of one
+    path of directories.
 
     What vanishes meanwhile is left out. Symbolic links are not followed.
     """
@@ -57,8 +58,8 @@ def walk(root: str) -> Iterator[Entry]:
         try:
             status = os.lstat(path)
             if stat.S_ISDIR(status.st_mode):
-                below = sorted(os.listdir(path), reverse=True)
-                pending.extend(f"{name}/{child}" if name else child for child in below)
+                below = (f"{name}/{child}" if name else child for child in os.listdir(path))
+                pending.extend(sorted((child for child in below if follows(child, after)), reverse=True))
                 continue
         except FileNotFoundError:
             continue

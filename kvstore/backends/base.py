@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from .. import frame
 
@@ -95,12 +95,19 @@ class Backend(ABC):
     Parameters
     ----------
     context : BackendContext
+
+    Attributes
+    ----------
+    capabilities : Capabilities
+        A class says what all its instances can do; :meth:`open` may say more about one.
+    counters : dict
+        Increments of the backend's own metrics since a worker last took them; the store sums them up.
     """
 
     context: BackendContext
-    capabilities: ClassVar[Capabilities] = Capabilities()
-    counters: dict[str, float] = field(default_factory=dict)  # a backend's own metrics, summed by the store
-    _scratch: _Scratch = field(default_factory=_Scratch, repr=False)
+    capabilities: Capabilities = field(default=Capabilities(), init=False)
+    counters: dict[str, float] = field(default_factory=dict, init=False)
+    _scratch: _Scratch = field(default_factory=_Scratch, init=False, repr=False)
 
     # What workers call.
 

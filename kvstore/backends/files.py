@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..errors import NamespaceMismatchError
 from .base import Backend, StoredObject
-from .layout import MANIFEST, Entry, Kind
+from .layout import MANIFEST, Entry, Kind, object_name
 
 __all__ = ["FileBackend"]
 
@@ -39,9 +39,22 @@ class FileBackend(Backend):
     def attach(self) -> None:
         """Connect and touch nothing: what reading needs, and all that it needs."""
 
+    def quarantine(self, key: bytes) -> bool:
+        """Move the bad object of `key` into ``quarantine/``; False where that cannot be done."""
+        return self.set_aside(object_name(key))
+
     @abstractmethod
-    def entries(self) -> Iterator[Entry]:
-        """Every file of the namespace in the order of names; few of them are in memory at a time."""
+    def entries(self, after: str = "") -> Iterator[Entry]:
+        """Every file of the namespace whose name follows `after`, in the order of names (that of
+        :func:`~kvstore.backends.layout.follows`); few of them are in memory at a time."""
+
+    @abstractmethod
+    def set_aside(self, name: str) -> bool:
+        """Move a file into ``quarantine/``; False where it is gone or cannot be moved."""
+
+    @abstractmethod
+    def remove_file(self, name: str) -> bool:
+        """Remove a file; False where it is gone or cannot be removed."""
 
     @abstractmethod
     def read_file(self, name: str) -> bytes | None:

@@ -30,7 +30,7 @@ from fsspec.implementations.local import LocalFileSystem
 from .. import frame
 from .base import BackendContext, Capabilities
 from .files import FileBackend
-from .layout import MANIFEST, Entry, classify, is_namespace, object_name, quarantine_name, temp_name
+from .layout import MANIFEST, Entry, aside_name, classify, follows, is_namespace, object_name, temp_name
 
 __all__ = ["GenericBackend", "namespaces"]
 
@@ -71,7 +71,7 @@ class GenericBackend(FileBackend):
         self._root = _join(root, self._directory)
         self._reads_in_place = bool(getattr(type(self._fs), "local_file", False))
         self._puts_whole = bool(_innermost(self._fs).async_impl)
-        self.capabilities = Capabilities(  # type: ignore[misc]
+        self.capabilities = Capabilities(
             atomic_create=self._puts_whole or isinstance(_innermost(self._fs), LocalFileSystem),
             quarantine=True,
             shared=not _is_private(self._url),
@@ -153,24 +153,33 @@ class GenericBackend(FileBackend):
         except Exception:  # another error is on its way to the caller
             pass
 
-    def quarantine(self, key: bytes) -> bool:
-        """Move a bad object into ``quarantine/``; False where that fails."""
-        target = self._path(quarantine_name(key))
+    def set_aside(self, name: str) -> bool:
+        """Move a file into ``quarantine/``; False where that fails."""
+        target = self._path(aside_name(name))
         try:
             if not self._puts_whole:
                 self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            self._fs.mv(self._path(object_name(key)), target)
+            self._fs.mv(self._path(name), target)
         except OSError:
             return False
         return True
 
-    def entries(self) -> Iterator[Entry]:
+    def remove_file(self, name: str) -> bool:
+        """Remove a file; False where that fails."""
+        try:
+            self._fs.rm_file(self._path(name))
+        except OSError:
+            return False
+        return True
+
+    def entries(self, after: str = "") -> Iterator[Entry]:
         """Every file below the namespace; one listing for each directory."""
         pending: list[tuple[str, dict[str, Any]]] = [("", {"type": "directory"})]
         while pending:
             name, info = pending.pop()
             if info["type"] == "directory":
-                pending.extend(sorted(self._list(name), key=_name_of, reverse=True))
+                below = (item for item in self._list(name) if follows(item[0], after))
+                pending.extend(sorted(below, key=_name_of, reverse=True))
                 continue
             kind, key = classify(name)
             yield Entry(name, kind, key, int(info.get("size") or 0), _mtime(info))

@@ -6,7 +6,8 @@
 - ``namespace.json``: the manifest
 - ``<ab>/<key hex>.kv``: a chunk; ``<ab>`` are the first two digits of the key
 - ``<name>.<writer>.tmp``: a file that is being written, beside the name it will get
-- ``quarantine/<key hex>.<nanoseconds>.bad``: a bad object that was moved aside
+- ``quarantine/<name>.<nanoseconds>.bad``: what was moved aside; the name is the key in hex of a bad object,
+  or that of a file that is not kvstore's, with ``_`` for ``/``
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ __all__ = [
     "MANIFEST",
     "Entry",
     "Kind",
+    "aside_name",
     "classify",
+    "follows",
     "is_namespace",
     "object_name",
-    "quarantine_name",
     "temp_name",
 ]
 
 MANIFEST = "namespace.json"
 
 _OBJECT = re.compile(r"(?P<fan>[0-9a-f]{2})/(?P<key>(?P=fan)(?:[0-9a-f]{2}){15,63})\.kv")
-_QUARANTINED = re.compile(r"quarantine/(?P<key>(?:[0-9a-f]{2}){16,64})\.[0-9]+\.bad")
+_QUARANTINED = re.compile(r"quarantine/(?:(?P<key>(?:[0-9a-f]{2}){16,64})|[^/]+)\.[0-9]+\.bad")
 _NAMESPACE = re.compile(r"[0-9a-f]{32}")
 
 _process_token = os.urandom(8).hex()
@@ -52,7 +54,7 @@ class Kind(Enum):
 class Entry(NamedTuple):
     """One file of a namespace: `size` in bytes on storage, `mtime` in seconds since the epoch (0: unknown).
 
-    ``key`` is that of the name, and None unless the kind is OBJECT or QUARANTINED.
+    ``key`` is that of the name; only objects have one, those that were QUARANTINED too.
     """
 
     name: str
@@ -73,9 +75,19 @@ def temp_name(name: str) -> str:
     return f"{name}.{os.getpid():x}-{_process_token}-{next(_serial):x}.tmp"
 
 
-def quarantine_name(key: bytes) -> str:
-    """Where a bad object of `key` goes."""
-    return f"quarantine/{key.hex()}.{time.time_ns()}.bad"
+def aside_name(name: str) -> str:
+    """Where the file `name`, a bad object or not kvstore's at all, goes when it is moved aside."""
+    key = classify(name)[1]
+    return f"quarantine/{name.replace('/', '_') if key is None else key.hex()}.{time.time_ns()}.bad"
+
+
+def follows(name: str, after: str) -> bool:
+    """Whether a file called `name` comes after `after`; a directory, whether files below it may do.
+
+    Names are ordered part by part: ``a/z`` comes before ``a.txt``. Every name comes after the empty one.
+    """
+    parts, mark = name.split("/"), after.split("/")
+    return name != after and parts >= mark[: len(parts)]
 
 
 def is_namespace(directory: str) -> bool:
@@ -90,5 +102,5 @@ def classify(name: str) -> tuple[Kind, bytes | None]:
     if name == MANIFEST:
         return Kind.MANIFEST, None
     if match := _QUARANTINED.fullmatch(name):
-        return Kind.QUARANTINED, bytes.fromhex(match["key"])
+        return Kind.QUARANTINED, bytes.fromhex(match["key"]) if match["key"] else None
     return (Kind.TEMP if name.endswith(".tmp") else Kind.FOREIGN), None

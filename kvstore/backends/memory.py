@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .. import frame
 from .base import BackendContext, Capabilities
 from .files import FileBackend
-from .layout import MANIFEST, Entry, classify, object_name, quarantine_name
+from .layout import MANIFEST, Entry, aside_name, classify, follows, object_name
 
 __all__ = ["MemoryBackend", "forget", "namespaces"]
 
@@ -77,19 +77,24 @@ class MemoryBackend(FileBackend):
             for key in keys:
                 self._files.pop(object_name(key), None)
 
-    def quarantine(self, key: bytes) -> bool:
-        """Rename a bad object."""
+    def set_aside(self, name: str) -> bool:
+        """Rename a file; False where it is gone."""
         with _lock:
-            file = self._files.pop(object_name(key), None)
+            file = self._files.pop(name, None)
             if file is not None:
-                self._files[quarantine_name(key)] = file
+                self._files[aside_name(name)] = file
         return file is not None
 
-    def entries(self) -> Iterator[Entry]:
-        """Every file, in the order of names."""
+    def remove_file(self, name: str) -> bool:
+        """Forget a file; False where it is gone."""
         with _lock:
-            names = sorted(self._files)
-        for name in names:
+            return self._files.pop(name, None) is not None
+
+    def entries(self, after: str = "") -> Iterator[Entry]:
+        """Every file."""
+        with _lock:
+            names = [name for name in self._files if follows(name, after)]
+        for name in sorted(names, key=lambda name: name.split("/")):
             file = self._files.get(name)
             if file is not None:
                 kind, key = classify(name)

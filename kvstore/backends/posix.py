@@ -33,7 +33,7 @@ from . import publish
 from ._directories import check_direct_io, current_umask, leave_direct_io, make_directories, walk
 from .base import BackendContext, Capabilities
 from .files import FileBackend
-from .layout import MANIFEST, Entry, is_namespace, quarantine_name, temp_name
+from .layout import MANIFEST, Entry, aside_name, is_namespace, temp_name
 
 __all__ = ["PosixBackend", "namespaces"]
 
@@ -87,7 +87,7 @@ class PosixBackend(FileBackend):
         super().open()
         if self._wants_direct and check_direct_io(self.path):
             self._direct = os.O_DIRECT
-            self.capabilities = replace(self.capabilities, direct_io=True)  # type: ignore[misc]
+            self.capabilities = replace(self.capabilities, direct_io=True)
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each key has an object: one ``stat`` each."""
@@ -194,7 +194,7 @@ class PosixBackend(FileBackend):
                 return created
         created = _PUBLISHERS[last](temp, target)
         self._publisher = last
-        self.capabilities = replace(self.capabilities, first_writer_wins=False)  # type: ignore[misc]
+        self.capabilities = replace(self.capabilities, first_writer_wins=False)
         return created
 
     def _unlink_temp(self, temp: str) -> None:
@@ -226,19 +226,27 @@ class PosixBackend(FileBackend):
             except FileNotFoundError:
                 pass
 
-    def quarantine(self, key: bytes) -> bool:
-        """Rename a bad object into ``quarantine/``; False where it is gone or the directory is read-only."""
-        target = f"{self.path}/{quarantine_name(key)}"
+    def set_aside(self, name: str) -> bool:
+        """Rename a file into ``quarantine/``; False where it is gone or the directory is read-only."""
+        target = f"{self.path}/{aside_name(name)}"
         try:
             self._make_directories(os.path.dirname(target))
-            os.rename(self._object_path(key), target)
+            os.rename(f"{self.path}/{name}", target)
         except OSError:
             return False
         return True
 
-    def entries(self) -> Iterator[Entry]:
+    def remove_file(self, name: str) -> bool:
+        """Unlink a file; False where it is gone or the directory is read-only."""
+        try:
+            os.unlink(f"{self.path}/{name}")
+        except OSError:
+            return False
+        return True
+
+    def entries(self, after: str = "") -> Iterator[Entry]:
         """Every file below the directory of the namespace."""
-        return walk(self.path)
+        return walk(self.path, after)
 
     def read_file(self, name: str) -> bytes | None:
         """Content of a file below the directory of the namespace."""

@@ -47,8 +47,9 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, name: str) -> Any:
         if name not in COMMANDS:
             ctx.fail(f"there is no command {name!r}; {nearest(name, COMMANDS)}")
+        run = import_module(f".{name}", __name__).run
         single = typer.Typer(add_completion=False)
-        single.command(name)(import_module(f".{name}", __name__).run)
+        single.command(name, help=_unwrap(run.__doc__))(run)
         return get_command(single)
 
 
@@ -58,6 +59,11 @@ _app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _unwrap(text: str) -> str:
+    """`text` with one line for each paragraph, as rich expects it."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _print_version(wanted: bool) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "Trace",
     "TraceFormat",
     "Url",
+    "are_tiers_named",
     "configure",
     "one_tier",
     "temporary_tiers",
@@ -101,6 +102,11 @@ def configure(
     return msgspec.structs.replace(parsed, namespace=dict(namespace))
 
 
+def are_tiers_named(tiers: Sequence[str] | None, config: Path | None) -> bool:
+    """Whether the options or the environment name tiers."""
+    return bool(tiers or config or os.environ.get(CONFIG_VARIABLE))
+
+
 def one_tier(url: str, storage_options: Sequence[str] | None) -> TierConfig:
     """The secondary tier at `url`.
 
@@ -109,7 +115,7 @@ def one_tier(url: str, storage_options: Sequence[str] | None) -> TierConfig:
     ConfigError
         It is not valid, or it is a host tier.
     """
-    if url.startswith("ram:"):
+    if url.lower().startswith("ram:"):
         raise ConfigError("ram:// is the memory of a process: there is nothing to look at from outside")
     tier = read_tier(url)
     assert isinstance(tier, TierConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ def emit(report: Mapping[str, Any], *, as_json: bool, show: Callable[[Console], 
         json.dump(report, sys.stdout, indent=2 if sys.stdout.isatty() else None)
         sys.stdout.write("\n")
         return
-    width = None if sys.stdout.isatty() else _WIDTH_OF_PIPES
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH_OF_PIPES
     show(Console(highlight=False, width=width))
 
 

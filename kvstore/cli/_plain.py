@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from mmap import mmap
+from mmap import ACCESS_COPY, PAGESIZE, mmap
 from typing import Any
 
 from xxhash import xxh3_128_digest
@@ -20,6 +21,8 @@ from ..backends.layout import object_name
 from ..config import TierConfig
 
 __all__ = ["FsspecLoop", "LocalLoop", "Loop", "drop_pages", "make_loop", "remove_namespace"]
+
+_libc = ctypes.CDLL(None)
 
 
 class Loop(ABC):
@@ -198,11 +201,12 @@ def drop_pages(paths: Iterable[str]) -> bool:
 
 
 def _is_cached(fd: int) -> bool:
-    """Whether the first page is in the page cache, or nobody knows."""
-    try:
-        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system cannot tell
-        return True
-    return True
+    """Whether any page of a file is in the page cache. (A read with RWF_NOWAIT would start to fill it.)"""
+    size = os.fstat(fd).st_size
+    with mmap(fd, size, access=ACCESS_COPY) as region:
+        pages = bytearray(-(-size // PAGESIZE))
+        start = ctypes.c_char.from_buffer(region)
+        status = (ctypes.c_ubyte * len(pages)).from_buffer(pages)
+        failed = _libc.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), status)
+        del start
+    return bool(failed) or any(page & 1 for page in pages)

@@ -32,7 +32,6 @@ def run_report(outcome: Outcome, stats: Stats) -> dict[str, Any]:
         "verified_chunks": outcome.verified_chunks,
         "mismatches": outcome.mismatches,
         "hit_ratio": outcome.hit_ratio,
-        "seconds": outcome.seconds,
         "tiers": [_tier_report(tier) for tier in stats],
     }
 
@@ -45,9 +44,8 @@ def show_run(console: Console, outcome: Outcome, stats: Stats, chunk_size: int) 
         f"  {outcome.requests:,} requests in {outcome.seconds:.1f} s, "
         f"{outcome.chunks:,} chunks, {outcome.unique_chunks:,} of them different"
     )
-    console.print(
-        f"  [bold]{percent(outcome.hit_ratio)}[/] of the chunks were served: {size(outcome.hits * chunk_size)}"
-    )
+    served = size(outcome.hits * chunk_size)
+    console.print(f"  [bold]{percent(outcome.hit_ratio)}[/] of the chunks were served: {served}")
     if outcome.mismatches:
         console.print(f"  [bold red]{outcome.mismatches:,} chunks had wrong bytes[/]")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any
@@ -13,11 +12,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..config import CONFIG_VARIABLE, StoreConfig
+from ..config import StoreConfig
 from ..errors import ConfigError
 from ..units import format_size
 from ._measure import OPERATIONS, Timing, measure
-from ._options import ChunkSize, ConfigFile, Engine, Json, StorageOptions, Tiers, configure, temporary_tiers
+from ._options import (
+    ChunkSize,
+    ConfigFile,
+    Engine,
+    Json,
+    StorageOptions,
+    Tiers,
+    are_tiers_named,
+    configure,
+    temporary_tiers,
+)
 from ._output import Advance, emit, progress
 
 __all__ = ["run"]
@@ -47,7 +56,7 @@ def run(
     """
     with ExitStack() as stack:
         tiers = tier
-        if not (tier or config or os.environ.get(CONFIG_VARIABLE)):
+        if not are_tiers_named(tier, config):
             tiers = stack.enter_context(temporary_tiers(_HOST))
         settings = configure(
             tiers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -64,7 +64,7 @@ def run(
 
 
 def _serve(
-    what: str, requests: Sequence[Request], tiers: Sequence[Any], engine: str | None
+    what: str, requests: Sequence[Request], tiers: Sequence[str], engine: str | None
 ) -> tuple[Outcome, Stats]:
     """Open the store, serve `requests`, and close it again."""
     namespace = {"workload": "demo"}

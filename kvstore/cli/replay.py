@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import Annotated, Literal
 
@@ -10,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..config import CONFIG_VARIABLE
 from ..opening import open_store
 from ..traces import read_requests
 from ..units import format_size
@@ -25,6 +23,7 @@ from ._options import (
     Tiers,
     Trace,
     TraceFormat,
+    are_tiers_named,
     configure,
     temporary_tiers,
 )
@@ -58,7 +57,7 @@ def run(
     """
     with ExitStack() as stack:
         tiers = tier
-        if not (tier or config or os.environ.get(CONFIG_VARIABLE)):
+        if not are_tiers_named(tier, config):
             tiers = stack.enter_context(temporary_tiers(_HOST, _DISK))
         settings = configure(
             tiers,
@@ -70,7 +69,9 @@ def run(
             engine=engine,
         )
         # Counted only for the bar: the trace is read as it is served.
-        total = sum(1 for _ in read_requests(trace, format, limit)) if is_watched() else limit
+        total = (
+            sum(1 for _ in read_requests(trace, format, limit)) if is_watched() and trace.is_file() else limit
+        )
         advance = stack.enter_context(progress("replay", total))
         store = stack.enter_context(open_store(config=settings))
         outcome = replay(
@@ -86,9 +87,10 @@ def run(
         where = " and ".join(part.url for part in settings.tiers) or "nothing else"
         if tiers is not tier:
             where = "a temporary directory (no --tier was given)"
+        host, chunk = format_size(settings.host.capacity), format_size(settings.chunk_size)
         console.print(
-            f"[bold]kvstore replay {escape(trace.name)}[/]: {format_size(settings.host.capacity)} of host memory "
-            f"over {escape(where)}, chunks of {format_size(settings.chunk_size)}"
+            f"[bold]kvstore replay {escape(trace.name)}[/]: {host} of host memory over {escape(where)}, "
+            f"chunks of {chunk}"
         )
         show_run(console, outcome, stats, settings.chunk_size)
 

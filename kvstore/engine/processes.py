@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -60,7 +59,8 @@ class _Worker:
     deadline: float  # for opening its backend
     opened: bool = False
     error: Exception | None = None  # of opening
-    lost: bool = False  # past a deadline: killed, gets no more work
+    lost: bool = False  # past a deadline: killed
+    gone: bool = False  # its socket says that it has ended; the nursery will, too
     backlog: deque[bytes] = field(default_factory=deque)  # batches its socket had no room for
     batches: dict[int, tuple[Batch, bytearray]] = field(default_factory=dict)  # id -> what it still owes
 
@@ -143,18 +143,20 @@ class ProcessesEngine(Engine):
         ]
 
     def submit(self, batch: Batch) -> None:
-        workers = [
-            w for w in self._workers.values() if w.child.tier == batch.tier and w.opened and not w.lost
-        ]
-        if not workers:
-            self._waiting[batch.tier].append(batch)
-            return
-        worker = min(workers, key=lambda w: len(w.batches))
-        worker.batches[batch.id] = (batch, bytearray(max(1, len(batch.keys))))
         message = self._encoder.encode(batch)
-        if worker.backlog or not _send(worker.child.jobs, message):
+        able = [
+            worker
+            for worker in self._workers.values()
+            if worker.child.tier == batch.tier and worker.opened and not (worker.lost or worker.gone)
+        ]
+        able.sort(key=lambda worker: len(worker.batches))
+        for worker in able:
             worker.backlog.append(message)
-            self._full[worker.child.number] = worker
+            self._send_backlog(worker)
+            if not worker.gone:
+                worker.batches[batch.id] = (batch, bytearray(max(1, len(batch.keys))))
+                return
+        self._waiting[batch.tier].append(batch)
 
     def poll(self) -> list[Completion]:
         done, self._answers = self._answers, []
@@ -163,7 +165,8 @@ class ProcessesEngine(Engine):
         for child in dead:
             self._bury(child, done)
         if self._full and done:  # a worker takes in what it was sent before it reports again
-            self._send_backlogs()
+            for worker in list(self._full.values()):
+                self._send_backlog(worker)
         return done
 
     def abandon(self, batch: Batch) -> None:
@@ -282,20 +285,16 @@ class ProcessesEngine(Engine):
                 if not known
             )
 
-    def _send_backlogs(self) -> None:
-        for number, worker in list(self._full.items()):
-            while worker.backlog and _send(worker.child.jobs, worker.backlog[0]):
+    def _send_backlog(self, worker: _Worker) -> None:
+        """Send as much as the socket takes."""
+        try:
+            while worker.backlog:
+                worker.child.jobs.send(worker.backlog[0])
                 worker.backlog.popleft()
-            if not worker.backlog:
-                del self._full[number]
-
-
-def _send(jobs: socket.socket, message: bytes) -> bool:
-    """False when the socket is full; a worker that has ended is left to the nursery to find."""
-    try:
-        jobs.send(message)
-    except BlockingIOError:
-        return False
-    except (BrokenPipeError, ConnectionResetError):
-        pass
-    return True
+        except BlockingIOError:
+            self._full[worker.child.number] = worker
+            return
+        except ConnectionError:
+            worker.gone = True
+            worker.backlog.clear()
+        self._full.pop(worker.child.number, None)

@@ -68,6 +68,11 @@ class CapacityKeeper:
                     return item
         return None
 
+    def withdrawn(self, tier: TierState, now: float) -> None:
+        """A write was taken back: others may fit in its place."""
+        if tier.ledger is not None:
+            self._gates[tier.index].open(now)
+
     def ended(self, tier: TierState, item: Item, now: float) -> None:
         """A write that was passed on has ended, well or not."""
         if tier.ledger is not None:

@@ -63,9 +63,11 @@ class Cascader:
                     tier.owed[key] = None
             self._since_cleaning += 1
 
-    def room(self) -> int:
-        """Writes that every write-through tier can still queue: what a lossless caller waits for."""
-        return min((tier.write_room() for tier in self._through), default=self._catalog.slots)
+    def room(self, now: float) -> int:
+        """Writes that every write-through tier can still queue: what a lossless caller waits for. A tier that
+        is down takes none, however long he waits."""
+        up = (tier.write_room() for tier in self._through if not tier.writes.breaker.blocked(now))
+        return min(up, default=self._catalog.slots)
 
     def clean(self, now: float, *, all_of_it: bool = False) -> None:
         """Write what on-evict tiers are owed, before eviction comes to it: near the cold end, or
@@ -100,22 +102,20 @@ class Cascader:
 
     def settled(self, sequence: int) -> bool:
         """Whether every write from before `sequence` has ended, or is past its deadline."""
-        return all(
-            next(iter(tier.writing.values()), sequence) >= sequence
-            for tier in (*self._through, *self._on_evict)
-        )
+        return all(_settled(tier, sequence) for tier in (*self._through, *self._on_evict))
 
     @property
     def sequence(self) -> int:
         """Number that the next write will get."""
         return self._sequence
 
-    def withdraw(self, tier: TierState, key: bytes) -> bool:
+    def withdraw(self, tier: TierState, key: bytes, now: float) -> bool:
         """Take back a write that no worker has yet; False when it is under way."""
         item = self._keeper.withdraw(tier, key)
         if item is None:
             return False
         self._finish(tier, item)
+        self._keeper.withdrawn(tier, now)
         return True
 
     def drop(self, tier: TierState, item: Item) -> None:

@@ -129,6 +129,7 @@ class Planner:
         """Answer for each of `keys`, and start probes for those of which nothing is known."""
         ready, hit, other = self.catalog.ready, Lookup.HIT, self._lookup_elsewhere
         unknown: list[tuple[bytes, TierState]] = []
+        self._locator.age(now)
         answers = [hit if key in ready else other(key, now, unknown) for key in keys]
         if unknown:
             unknown = list(dict.fromkeys(unknown))
@@ -185,7 +186,7 @@ class Planner:
         ready, filling = self.catalog.ready, self.catalog.filling
         return [key for key in dict.fromkeys(keys) if key not in ready and key not in filling]
 
-    def reserve(self, keys: Sequence[bytes], *, lossless: bool) -> dict[bytes, int]:
+    def reserve(self, keys: Sequence[bytes], now: float, *, lossless: bool) -> dict[bytes, int]:
         """Give slots to as many of `keys` as fit, from the front.
 
         Parameters
@@ -204,7 +205,7 @@ class Planner:
         catalog = self.catalog
         wanted = self.absent(keys)
         if lossless:
-            wanted = wanted[: max(0, self._cascader.room() - len(catalog.filling))]
+            wanted = wanted[: max(0, self._cascader.room(now) - len(catalog.filling))]
         keep = frozenset(key for key in keys if key in catalog.ready)
         may_go = self._is_paid if lossless else None
         room = self._room(wanted, keep, may_go)
@@ -231,14 +232,19 @@ class Planner:
             self.catalog.discard(key, slot)
             self._fetcher.filled(key, now)
 
-    def has_room(self, key: bytes) -> bool:
+    def has_room(self, key: bytes, now: float) -> bool:
         """Whether a lossless caller who wants to store `key` need not wait any longer."""
         catalog = self.catalog
         if key in catalog.ready:
             return True
-        if key in catalog.filling or self._cascader.room() <= len(catalog.filling):
+        if key in catalog.filling or self._cascader.room(now) <= len(catalog.filling):
             return False
-        return catalog.free > 0 or catalog.idle > sum(len(tier.owed) for tier in self.tiers)
+        owed = {key for tier in self.tiers for key in tier.owed}
+        return catalog.free > 0 or catalog.idle > self._idle_among(owed)
+
+    def fits(self, keys: Sequence[bytes]) -> bool:
+        """Whether there are slots for all of `keys`, for a caller who is not lossless."""
+        return len(self.absent(keys)) <= self.catalog.free + self.catalog.idle - self._idle_among(set(keys))
 
     def wants_cleaning(self, now: float) -> None:
         """A lossless caller waits: pay what on-evict tiers are owed, so that something may go."""
@@ -300,10 +306,15 @@ class Planner:
     ) -> int:
         """Make room for as many of `wanted` as possible, from the front; returns how many."""
         catalog = self.catalog
-        n = min(len(wanted), catalog.free + catalog.idle)
+        n = min(len(wanted), catalog.free + catalog.idle - self._idle_among(keep))
         while n > catalog.free and not catalog.make_room(n, wanted[:n], keep=keep, may_go=may_go):
             n = max(catalog.free, n // 2)
         return n
+
+    def _idle_among(self, keys: Collection[bytes]) -> int:
+        """How many of `keys`, each given once, are READY and not leased."""
+        ready, leases = self.catalog.ready, self.catalog.leases
+        return sum(1 for key in keys if key in ready and not leases(ready[key]))
 
     def _is_paid(self, slot: int) -> bool:
         return not self._cascader.is_owed(slot)

@@ -101,7 +101,7 @@ class Dispatcher:
         if flight is None:
             return
         tier = flight.tier
-        if completion.rows and self.on_rows is not None:
+        if completion.rows and self.on_rows is not None and not flight.expired:
             self.on_rows(tier, completion.rows)
             flight.deadline = now + tier.config.timeout  # a scan lives as long as rows come
         for name, value in completion.counters.items():
@@ -172,14 +172,13 @@ class Dispatcher:
             name = _HISTOGRAM.get(verb)
             if name is not None:
                 tier.counters.histograms[name].observe(result.seconds)
-            if breaker.succeeded():
+            if breaker.succeeded(verb):
                 self._events.emit(breaker_event(tier, verb, up=True))
             return
         if result.status is Status.CANCELLED and not breaker.on_trial:
             return  # never started: says nothing about the tier
         tier.counters.errors += 1
-        if breaker.failed(now, hang=result.status is Status.DIED):
-            self._shut(tier, verb, result.error, now)
+        self._blame(tier, verb, result.error, now, hang=result.status is Status.DIED)
 
     def _give_up(self, flight: _Flight, now: float) -> None:
         tier, verb = flight.tier, flight.batch.verb
@@ -188,16 +187,23 @@ class Dispatcher:
         tier.counters.timeouts += 1
         self.abandoned.append(flight.batch)
         result = Result(Status.TIMEOUT, error=f"no answer within {tier.config.timeout:g} s")
-        if tier.direction(verb).breaker.failed(now, hang=True):
-            self._shut(tier, verb, result.error, now)
+        self._blame(tier, verb, result.error, now, hang=True)
         handler = self._handlers[verb]
         for index, item in enumerate(flight.items):
             if not flight.answered[index]:
                 handler.done(tier, item, result, now)
 
-    def _shut(self, tier: TierState, verb: Verb, why: str, now: float) -> None:
-        """A breaker has opened: nothing waits for a tier that is down."""
-        self._events.emit(breaker_event(tier, verb, up=False, why=why))
+    def _blame(self, tier: TierState, verb: Verb, why: str, now: float, *, hang: bool) -> None:
+        """Tell a breaker of a failure. When that opens it, also after a trial, nothing waits for the tier."""
+        breaker = tier.direction(verb).breaker
+        openings = breaker.openings
+        if breaker.failed(now, verb, hang=hang):
+            self._events.emit(breaker_event(tier, verb, up=False, why=why))
+        if breaker.openings > openings:
+            self._drain(tier, verb, why, now)
+
+    def _drain(self, tier: TierState, verb: Verb, why: str, now: float) -> None:
+        """End everything that is queued for the direction of `verb`."""
         down = Result(Status.CANCELLED, error=f"tier {tier.name!r} is down: {why}")
         for queued, queue in tier.direction(verb).queues.items():
             items = list(queue)

@@ -49,7 +49,7 @@ class Eraser:
         self,
         tiers: Sequence[TierState],
         dispatcher: Dispatcher,
-        withdraw: Callable[[TierState, bytes], bool],
+        withdraw: Callable[[TierState, bytes, float], bool],
         events: EventQueue,
     ) -> None:
         self._tiers = tiers
@@ -76,7 +76,7 @@ class Eraser:
         for key in keys:
             tier.tombs.add(key)
             tier.owed.pop(key, None)
-            self._plan(tier, key, erasure, due)
+            self._plan(tier, key, erasure, due, now)
         if tier.writes.breaker.blocked(now):
             for item in due:
                 self._settle(tier, item[0], "the tier is down", now)
@@ -102,14 +102,14 @@ class Eraser:
         if result.status is Status.OK:
             self._forget(tier, item[0], now)
 
-    def _plan(self, tier: TierState, key: bytes, erasure: Erasure, due: list[Item]) -> None:
+    def _plan(self, tier: TierState, key: bytes, erasure: Erasure, due: list[Item], now: float) -> None:
         place = (tier.index, key)
         erasure.left += 1
         waiting = self._waiting.setdefault(place, [])
         waiting.append(erasure)
         if len(waiting) > 1:
             return  # an earlier request has it under way
-        if key in tier.writing and not self._withdraw(tier, key):
+        if key in tier.writing and not self._withdraw(tier, key, now):
             self._behind_write.add(place)
         else:
             due.append((key, -1, 0))

@@ -55,6 +55,7 @@ class Fetch:
 
     def __init__(self, keys: Iterable[bytes], *, hold: bool = False) -> None:
         self.todo: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
+        self._place = {key: place for place, key in enumerate(self.todo)}
         self.coming: set[bytes] = set()
         self.promoted: list[bytes] = []
         self.missing: list[bytes] = []
@@ -63,12 +64,25 @@ class Fetch:
         self.keep: set[bytes] = set()  # dealt with and resident: this fetch never evicts them
         self.ahead: set[bytes] = set()  # resident, but not come to yet: evicted only for keys before them
         self.hold = hold
+        self.cancelled = False
+        self._sorted = True
         self.on_done: Callable[[], None] | None = None
 
     @property
     def done(self) -> bool:
         """Whether every key has come to one of the three ends."""
         return not self.todo and not self.coming
+
+    def come_back(self, key: bytes) -> None:
+        """`key` has left ``todo`` and is to be dealt with again."""
+        self.todo[key] = None
+        self._sorted = False
+
+    def sort(self) -> None:
+        """Bring ``todo`` into the order of the request."""
+        if not self._sorted:
+            self.todo = OrderedDict.fromkeys(sorted(self.todo, key=self._place.__getitem__))
+            self._sorted = True
 
 
 class Fetcher:
@@ -132,6 +146,7 @@ class Fetcher:
 
     def cancel(self, fetch: Fetch) -> None:
         """Start no more of it; what is coming still comes."""
+        fetch.cancelled = True
         fetch.skipped.extend(fetch.todo)
         fetch.todo.clear()
         self._runnable.pop(fetch, None)
@@ -161,10 +176,7 @@ class Fetcher:
             self._events.emit(report.corrupt(key, tier, result.error))
         tier.counters.misses += 1
         for fetch in self._waiters.pop(key, ()):
-            fetch.coming.discard(key)
-            fetch.todo[key] = None
-            fetch.todo.move_to_end(key, last=False)
-            self._runnable[fetch] = None
+            self._look_again(fetch, key)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """The worker no longer writes into the slot: it may be used again."""
@@ -176,6 +188,7 @@ class Fetcher:
         """Start what can be started of `fetch`; True when it waits for budget or slots."""
         loads: dict[int, list[Item]] = {}
         step = _Step.NEXT
+        fetch.sort()
         while fetch.todo and step is _Step.NEXT:
             key = next(iter(fetch.todo))
             step = self._step(fetch, key, loads, now, may_evict)
@@ -238,7 +251,7 @@ class Fetcher:
         slot = self._catalog.reserve(key)
         self.promoting += 1
         fetch.coming.add(key)
-        self._waiters[key] = [fetch]
+        self._waiters.setdefault(key, []).append(fetch)  # some may wait since before a delete
         loads.setdefault(tier.index, []).append((key, slot, 0))
         for passed in self._tiers[: tier.index]:
             passed.counters.misses += passed.config.read
@@ -266,7 +279,7 @@ class Fetcher:
 
     def _comes_back(self) -> bool:
         """Whether workers hold slots, which they give back by themselves."""
-        return self.promoting > 0 or any(tier.writing for tier in self._tiers)
+        return self.promoting > 0 or any(len(tier.writing) > len(tier.overdue) for tier in self._tiers)
 
     def _promoted(self, tier: TierState, key: bytes, slot: int, length: int, now: float) -> None:
         tier.counters.reads += 1
@@ -284,19 +297,28 @@ class Fetcher:
         """`key` is no longer being filled: tell those who wait for it."""
         slot = self._catalog.ready.get(key)
         for fetch in self._waiters.pop(key, ()):
-            fetch.coming.discard(key)
-            if slot is None:
-                fetch.todo[key] = None  # aborted or deleted: look again
-                fetch.todo.move_to_end(key, last=False)
-                self._runnable[fetch] = None
+            if slot is None:  # aborted or deleted
+                self._look_again(fetch, key)
                 continue
+            fetch.coming.discard(key)
             self._resident(fetch, key, slot)
             (fetch.promoted if promoted else fetch.skipped).append(key)
             self._settle(fetch)
 
+    def _look_again(self, fetch: Fetch, key: bytes) -> None:
+        """`key` has not come. It is asked of the next tier, unless nobody wants it any more."""
+        fetch.coming.discard(key)
+        if fetch.cancelled:
+            fetch.skipped.append(key)
+            self._settle(fetch)
+        else:
+            fetch.come_back(key)
+            self._runnable[fetch] = None
+
     def _resident(self, fetch: Fetch, key: bytes, slot: int) -> None:
         fetch.keep.add(key)
         if fetch.hold:
+            self.fresh.discard(key)  # whoever holds it reads it
             self._catalog.hold(slot)
             fetch.held[key] = slot
 

@@ -26,6 +26,7 @@ from .base import EvictionPolicy
 __all__ = ["ARCPolicy"]
 
 _NEW, _PROMISED, _FROM_B1, _FROM_B2 = range(4)
+_COLDEST = False  # which end of an OrderedDict; by position, which popitem takes faster than by name
 
 
 class _Ghosts:
@@ -47,14 +48,6 @@ class _Ghosts:
         self.keys.add(key)
         self.order.append(key)
 
-    def pop_oldest(self) -> bytes:
-        key = self.order.popleft()
-        while key in self.stale:
-            self._skip(key)
-            key = self.order.popleft()
-        self.keys.remove(key)
-        return key
-
     def remove(self, key: bytes) -> None:
         self.keys.remove(key)
         self.stale[key] = self.stale.get(key, 0) + 1
@@ -66,7 +59,7 @@ class _Ghosts:
         self.order.clear()
         self.stale.clear()
 
-    def _skip(self, key: bytes) -> None:
+    def skip(self, key: bytes) -> None:
         """The oldest left-over of `key` has been taken out of the queue."""
         count = self.stale.pop(key)
         if count > 1:
@@ -77,7 +70,7 @@ class _Ghosts:
         for _ in range(len(self.order)):
             key = self.order.popleft()
             if key in self.stale:
-                self._skip(key)
+                self.skip(key)
             else:
                 self.order.append(key)
 
@@ -137,6 +130,7 @@ class ARCPolicy(EvictionPolicy):
         self._b2 = _Ghosts()
         self._b1_keys = self._b1.keys
         self._b2_keys = self._b2.keys
+        self._most = 2 * capacity  # keys in the four lists
         self._p = 0.0
         self._missed: dict[bytes, None] = {}  # ghosts that `p` has still to learn from, oldest miss first
         self._taught: set[bytes] = set()  # ghosts that it has learned from
@@ -160,7 +154,7 @@ class ARCPolicy(EvictionPolicy):
             return True
         if key in self._b1_keys or key in self._b2_keys:
             self._missed[key] = None
-        elif not self._promised or key not in self._promised:
+        elif key not in self._promised:
             self._unknown = key
         return False
 
@@ -177,7 +171,11 @@ class ARCPolicy(EvictionPolicy):
                 return
         t1 = self._t1
         t1[key] = None
-        self._discard(len(t1), len(t1) + len(self._t2))
+        recent = len(t1) + len(self._b1_keys)
+        if recent > self.capacity:  # as _make_room, in place: every new key comes by here
+            self._discard(self._b1)
+        elif recent + len(self._t2) + len(self._b2_keys) > self._most:
+            self._discard(self._b2)
 
     def remove(self, key: bytes) -> None:
         """Forget a resident key; it leaves no ghost."""
@@ -199,19 +197,19 @@ class ARCPolicy(EvictionPolicy):
         if n != 1 or evictable is not None or len(incoming) != 1:
             return self._choose(n, evictable, incoming)
         t1, t2 = self._t1, self._t2
-        if not (t1 or t2):
+        size = len(t1)
+        if not size and not t2:
             return []
         (key,) = incoming
         missed = self._missed
         if missed and (len(missed) > 1 or key not in missed):
             self._settle(self._settled(incoming), incoming)
         where = _NEW if key is self._unknown else self._recall(key)
-        size = len(t1)
         if size and (not t2 or size > self._p or (where == _FROM_B2 and size == self._p)):
-            victim, _ = t1.popitem(last=False)
+            victim, _ = t1.popitem(_COLDEST)
             ghosts = self._b1
         else:
-            victim, _ = t2.popitem(last=False)
+            victim, _ = t2.popitem(_COLDEST)
             ghosts = self._b2
         ghosts.keys.add(victim)
         ghosts.order.append(victim)
@@ -301,15 +299,15 @@ class ARCPolicy(EvictionPolicy):
 
     def _replace_many(self, n: int, cold1: _Cold, cold2: _Cold, incoming: Sequence[bytes]) -> list[bytes]:
         """One step for each key of `incoming`, evicting in the last `n`; enough keys may go."""
-        residents, newcomers = len(self), 0
+        newcomers = returning = 0  # keys of the batch that belong to T1 and T2 already
         spare = len(incoming) - n
         chosen: list[bytes] = []
         for i, key in enumerate(chain(incoming, repeat(None, -spare))):
             where = _PROMISED if key is None else self._recall(key)
             if i >= spare:
                 size = len(cold1) + newcomers
-                recent = size > self._p or (where == _FROM_B2 and size == self._p)
-                first, second = (cold1, cold2) if recent else (cold2, cold1)
+                from_t1 = size > self._p or (where == _FROM_B2 and size == self._p)
+                first, second = (cold1, cold2) if from_t1 else (cold2, cold1)
                 victim = first.evict()
                 if victim is None:
                     victim = second.evict()
@@ -317,28 +315,32 @@ class ARCPolicy(EvictionPolicy):
                 chosen.append(victim)
             if where == _NEW:
                 newcomers += 1
-                self._discard(len(cold1) + newcomers, residents + i + 1 - len(chosen))
+                self._make_room(len(cold1) + newcomers, len(cold2) + returning)
+            else:
+                returning += 1
         cold1.commit()
         cold2.commit()
         return chosen
 
-    def _discard(self, t1: int, residents: int) -> None:
-        """Case IV after a new key has come in: keep T1 and B1 within the capacity, all within twice that."""
-        b1 = len(self._b1_keys)
-        if t1 + b1 > self.capacity and b1:
-            ghosts = self._b1
-        elif residents + b1 + len(self._b2_keys) > 2 * self.capacity and self._b2_keys:
-            ghosts = self._b2
-        else:
+    def _make_room(self, t1: int, t2: int) -> None:
+        """Case IV, after a new key has come in, for lists of these sizes."""
+        recent = t1 + len(self._b1_keys)
+        if recent > self.capacity:
+            self._discard(self._b1)
+        elif recent + t2 + len(self._b2_keys) > self._most:
+            self._discard(self._b2)
+
+    def _discard(self, ghosts: _Ghosts) -> None:
+        """Forget the oldest of `ghosts`, if there is one."""
+        if not ghosts.keys:
             return
-        popleft, stale = ghosts.order.popleft, ghosts.stale
-        gone = popleft()
-        while gone in stale:
-            ghosts._skip(gone)
-            gone = popleft()
-        ghosts.keys.remove(gone)
+        key = ghosts.order.popleft()
+        while key in ghosts.stale:
+            ghosts.skip(key)
+            key = ghosts.order.popleft()
+        ghosts.keys.remove(key)
         if self._missed or self._taught:
-            self._unmark(gone)
+            self._unmark(key)
 
     def _unmark(self, key: bytes) -> None:
         """Drop the notes about a ghost that is one no longer."""

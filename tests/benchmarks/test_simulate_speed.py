@@ -1,7 +1,7 @@
 """Simulation against a bare OrderedDict loop over the same references, in one run.
 
-Both sides are timed in turns, so that a change of the machine's speed meets both; the figure is the median ratio of
-their times.
+Both sides are timed in turns, so that a change of the machine's speed meets both; the figure is the median
+of the ratios of their times.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def open_store(gates: Gates, options: str = "workers=1") -> kvstore.Store:
 
 def fill(gates: Gates) -> None:
     """Put all of `DATA` into the tier."""
-    with open_store(gates) as store:
+    with kvstore.open(HOST, f"file://{gates.folder.parent}/kv", chunk_size="64KiB") as store:
         store.put_many(DATA)
 
 
@@ -72,9 +72,9 @@ def test_while_reading(gates: Gates) -> None:
         gates.open("get", KEYS[5])
         os.kill(pid, signal.SIGKILL)
         promoted, missing, _ = job.result(timeout=20)
-        assert promoted[:5] == tuple(KEYS[:5])
-        assert missing[0] == KEYS[5]
+        assert KEYS[5] in missing
         assert set(promoted) | set(missing) == set(KEYS)
+        assert len(promoted) >= len(KEYS) - SLOTS // 2, "the next wave came from the next worker"
         assert store.get_many(promoted) == {key: DATA[key] for key in promoted}
         assert store.stats().tiers[1].errors == 1, "one death is one fault"
         audit(store)
@@ -83,29 +83,33 @@ def test_while_reading(gates: Gates) -> None:
 def test_while_writing(gates: Gates) -> None:
     gates.shut("put", KEYS[5])
     with open_store(gates) as store:
-        store.put_many(DATA)
-        pid = gates.await_arrival()
-        gates.open("put", KEYS[5])
-        os.kill(pid, signal.SIGKILL)
+        half = dict(list(DATA.items())[: SLOTS // 4])
+        store.put_many(half)
+        os.kill(gates.await_arrival(), signal.SIGKILL)
         assert store.flush(timeout=20)
         tier = store.stats().tiers[1]
-        assert 5 <= tier.writes < len(DATA)
-        assert store.get_many(KEYS) == DATA, "the host has them all the same"
+        assert tier.errors == 1
+        assert tier.writes < len(half)
+        assert store.get_many(KEYS) == half, "the host has them all the same"
         audit(store)
     with open_store(gates) as store:
         found = store.get_many(KEYS)
         assert found == {key: DATA[key] for key in found}
-        assert set(KEYS[:5]) <= set(found)
+        assert KEYS[5] not in found
 
 
 def test_what_was_answered_before_the_death_is_not_answered_again(gates: Gates) -> None:
     """To the engine itself: one result for each item, also for a batch that was still in the socket."""
     fill(gates)
+    gates.shut("get", KEYS[0])
     gates.shut("get", KEYS[3])
     with open_store(gates) as store, store.reserve([bytes([99, n]) * 8 for n in range(16)]) as lease:
         engine, slots = engine_of(store), list(lease.slots.values())
         for number in (1, 2):
             engine.submit(Batch(number, 0, Verb.READ, KEYS[:8], slots[8 * number - 8 :][:8], [0] * 8))
+        gates.await_arrival()
+        time.sleep(0.01)  # a worker reports what took it more than two milliseconds
+        gates.open("get", KEYS[0])
         os.kill(gates.await_arrival(), signal.SIGKILL)
         results: dict[tuple[int, int], Status] = {}
         while len(results) < 16:
@@ -114,7 +118,7 @@ def test_what_was_answered_before_the_death_is_not_answered_again(gates: Gates) 
                 for index, result in enumerate(completion.results, completion.first):
                     assert (completion.id, index) not in results
                     results[completion.id, index] = result.status
-        assert [results[1, index] for index in range(8)] == [Status.OK] * 3 + [Status.DIED] * 5
+        assert [results[1, index] for index in range(8)] == [Status.OK] + [Status.DIED] * 7
         assert [results[2, index] for index in range(8)] == [Status.DIED] * 8
         lease.abort()
 
@@ -173,26 +177,21 @@ def test_killed_during_its_start(gates: Gates) -> None:
 
 
 def test_many_deaths_lose_nothing(gates: Gates) -> None:
-    """Kill workers at random moments under load: whatever is served is right."""
+    """Kill a worker while others read and write, again and again: whatever is served is right."""
     fill(gates)
-    with open_store(gates, "workers=2&timeout=5s") as store:
-        deadline = time.monotonic() + 4
-        deaths = 0
-        while time.monotonic() < deadline:
-            job = store.prefetch(KEYS)
-            store.add(os.urandom(500))
-            for pid in engine_of(store).pids[:1]:
-                if deaths < 12:
-                    os.kill(pid, signal.SIGKILL)
-                    deaths += 1
-            job.result(timeout=20)
-            with store.read(KEYS) as lease:
-                for key, view in lease.items():
-                    assert view == DATA[key]
-            store.delete([])
-        assert deaths > 3
-        assert store.flush(timeout=20)
-        wait_for(lambda: store.get_many(KEYS) == DATA)
+    with open_store(gates, "workers=2") as store:
+        for start in range(0, len(KEYS), 6):
+            first, *others = KEYS[start : start + 6]
+            wait_for(lambda: store.poll() is None and len(engine_of(store).pids) == 2)
+            wait_for(lambda key=first: store.get(key) == DATA[key])
+            job = store.prefetch(others)
+            added = {store.add(data): data for data in (os.urandom(500) for _ in range(4))}
+            os.kill(engine_of(store).pids[0], signal.SIGKILL)
+            promoted, missing, _ = job.result(timeout=20)
+            assert set(promoted) | set(missing) == set(others)
+            assert store.flush(timeout=20)
+            assert store.get_many(promoted) == {key: DATA[key] for key in promoted}
+            assert store.get_many(list(added)) == added
         audit(store)
 
 

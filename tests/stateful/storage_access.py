@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import time
 
-from support.chunks import payload, version_of
-
 from kvstore import frame
 from kvstore.backends import memory
+from support.chunks import payload, version_of
 
 __all__ = ["Outsider"]
 

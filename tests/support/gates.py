@@ -107,10 +107,11 @@ class GatedBackend(PosixBackend):
                     pass
 
 
-def make_gated(gates: str, tier: TierConfig, namespace: Namespace) -> GatedBackend:
-    """A backend factory, once its first argument is bound."""
+def make_gated(gates: str, tier: TierConfig, namespace: Namespace) -> PosixBackend:
+    """A backend factory, once its first argument is bound; a tier called ``free`` has no gates."""
     context = BackendContext(namespace.fingerprint, namespace.manifest, namespace.chunk_size)
-    return GatedBackend(context, os.path.join(tier.path, namespace.directory), gates)
+    root = os.path.join(tier.path, namespace.directory)
+    return PosixBackend(context, root) if tier.name == "free" else GatedBackend(context, root, gates)
 
 
 def open_gated(gates: Gates, *tiers: str, **options: Any) -> Store:

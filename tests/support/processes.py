@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Footprint", "children", "engine_of", "has_ended", "mappers", "state", "wait_for"]
+__all__ = ["Footprint", "await_workers", "children", "engine_of", "has_ended", "mappers", "state", "wait_for"]
 
 
 class Footprint(NamedTuple):
@@ -39,6 +39,18 @@ def children() -> set[int]:
         for task in os.listdir("/proc/self/task")
         for pid in Path(f"/proc/self/task/{task}/children").read_text().split()
     }
+
+
+def await_workers(store: Any, count: int) -> list[int]:
+    """Wait until `count` workers have opened their backends; their process ids."""
+    engine = store._engine
+
+    def ready() -> bool:
+        store.poll()
+        return [worker.opened for worker in engine._workers.values()] == [True] * count
+
+    wait_for(ready)
+    return list(engine.pids)
 
 
 def engine_of(store: Any) -> Any:

@@ -67,6 +67,10 @@ class ScriptedEngine(Engine):
     ----------
     held : list of Held
         Batches with items that have no answer yet, in order of submission.
+    unread : list of (Held, Completion)
+        Answers that the store has not polled yet.
+    submitted : list of Batch
+        Everything that was ever submitted.
     down : set of int
         Tiers that cannot be opened at start.
     before_run : callable
@@ -83,7 +87,7 @@ class ScriptedEngine(Engine):
         self._slot = slot
         self._clock = clock
         self._bell = Doorbell()
-        self._answers: list[Completion] = []
+        self.unread: list[tuple[Held, Completion]] = []
         self.held: list[Held] = []
         self.down: set[int] = set()
         self.submitted: list[Batch] = []
@@ -109,8 +113,8 @@ class ScriptedEngine(Engine):
 
     def poll(self) -> list[Completion]:
         self._bell.answer()
-        answers, self._answers = self._answers, []
-        return answers
+        unread, self.unread = self.unread, []
+        return [completion for _, completion in unread]
 
     def abandon(self, batch: Batch) -> None:
         for held in self.held:
@@ -124,7 +128,7 @@ class ScriptedEngine(Engine):
         choice = self.script.popleft() if self.script else -1
         if choice >= 0 and self.held:
             self.run(self.held[choice % len(self.held)])
-        elif not self._answers:
+        elif not self.unread:
             self._clock.advance(max(timeout, 0.001))
 
     def close(self, timeout: float) -> None:
@@ -141,7 +145,7 @@ class ScriptedEngine(Engine):
         n = held.left if n is None else min(n, held.left)
         part = held.rest(n)
         self.before_run(part)
-        self._workers[part.tier].run(part, lambda c: self._emit(c._replace(first=c.first + held.done)))
+        self._workers[part.tier].run(part, lambda c: self._emit(held, c._replace(first=c.first + held.done)))
         self._advance(held, n)
 
     def fail(self, held: Held, n: int | None = None, *, after: bool = False) -> None:
@@ -178,7 +182,7 @@ class ScriptedEngine(Engine):
         return sum(batch.keys.count(key) for batch in self.submitted if batch.verb is verb)
 
     def _answer(self, held: Held, n: int, result: Result) -> None:
-        self._emit(Completion(held.batch.id, held.done, [result] * n, [], {}))
+        self._emit(held, Completion(held.batch.id, held.done, [result] * n, [], {}))
         self._advance(held, n)
 
     def _advance(self, held: Held, n: int) -> None:
@@ -186,8 +190,8 @@ class ScriptedEngine(Engine):
         if not held.left:
             self.held.remove(held)
 
-    def _emit(self, completion: Completion) -> None:
-        self._answers.append(completion)
+    def _emit(self, held: Held, completion: Completion) -> None:
+        self.unread.append((held, completion))
         self._bell.ring()
 
 

@@ -46,6 +46,12 @@ def _defined(module: ModuleType) -> Iterator[str]:
                 yield name
 
 
+def _parameters(thing: Any) -> set[str]:
+    """Names that a call of `thing` takes; a metaclass may hide those of a class."""
+    found = set(inspect.signature(thing).parameters)
+    return found | set(inspect.signature(thing.__init__).parameters) if inspect.isclass(thing) else found
+
+
 def _exported(module: ModuleType) -> list[str]:
     """The module's ``__all__``, which a module that is but a docstring need not have."""
     return list(module.__all__ if set(_defined(module)) else [])
@@ -117,9 +123,7 @@ def test_documented_parameters_are_parameters(module: ModuleType) -> None:
             continue
         heads = re.findall(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: : .*)?$", section[1], re.M)
         documented = [name.lstrip("*") for head in heads for name in head.split(", ")]
-        wrong += [
-            f"{place}: {name}" for name in documented if name not in inspect.signature(thing).parameters
-        ]
+        wrong += [f"{place}: {name}" for name in documented if name not in _parameters(thing)]
     assert not wrong
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.backends import create
-from kvstore.backends.layout import Kind, classify, object_name, quarantine_name, temp_name
+from kvstore.backends.layout import Kind, aside_name, classify, object_name, temp_name
 from kvstore.config import TierConfig
 from kvstore.namespace import Namespace
 from kvstore.scan import Finding, Status, Summary, scan, spaces
@@ -226,7 +226,8 @@ def test_names_and_what_they_stand_for(length: int) -> None:
     name = object_name(key)
     assert classify(name) == (Kind.OBJECT, key)
     assert classify(temp_name(name)) == (Kind.TEMP, None)
-    assert classify(quarantine_name(key)) == (Kind.QUARANTINED, key)
+    assert classify(aside_name(name)) == (Kind.QUARANTINED, key)
+    assert classify(aside_name("some/README.md")) == (Kind.QUARANTINED, None)
     assert classify("namespace.json") == (Kind.MANIFEST, None)
     for foreign in [name.upper(), f"x/{name}", f"01/{key.hex()}.kv", name[:-3], name[:-4] + ".kv", ""]:
         assert classify(foreign) == (Kind.FOREIGN, None)

@@ -1,0 +1,161 @@
+"""What every command does: exit codes, errors of one line, clean stdout, interruption, a quick start."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvstore.cli import COMMANDS
+from support.command import COMMAND, ENVIRONMENT, Command
+
+
+def test_help_names_every_command(kv: Command) -> None:
+    for arguments in ([], ["--help"]):
+        out = kv(*arguments).out
+        assert all(re.search(rf"^. {name} ", out, re.MULTILINE) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_json_and_help(kv: Command, command: str) -> None:
+    assert "--json" in kv(command, "--help").out
+
+
+def test_version(kv: Command) -> None:
+    assert re.fullmatch(r"kvstore \d+\.\d+\S*\n", kv("--version").out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulat"], "did you mean 'simulate'"),
+        (["demo", "--bogus"], "--bogus"),
+        (["replay"], "TRACE"),
+        (["replay", "absent.jsonl"], "absent.jsonl"),
+        (["replay", "absent.jsonl", "--tier", "ram://?capacty=1GiB"], "did you mean 'capacity'"),
+        (["replay", "absent.jsonl", "--tier", "/tmp/x"], "no host tier"),
+        (["replay", "absent.jsonl", "--config", "absent.toml"], "absent.toml"),
+        (["replay", "absent.jsonl", "--speed", "warp"], "warp"),
+        (["simulate", "absent.jsonl", "--policy", "arcc"], "arc"),
+        (["simulate", "absent.jsonl", "--capacity", "1,many"], "many"),
+        (["simulate", "absent.jsonl", "--capacity", ","], "--capacity"),
+        (["ls", "absent"], "absent"),
+        (["stat", "ram://"], "ram://"),
+        (["verify", "nosuch://x"], "nosuch"),
+        (["verify", "."], None),
+        (["verify", ".", "--namespace", "ff"], "ff"),
+        (["ls", ".", "--storage-option", "topsecret"], "NAME.KEY=VALUE"),
+        (["ls", ".", "--storage-option", "s3.key=topsecret"], "'s3'"),
+        (["bench", "--tier", "ram://?capacity=64MiB"], "no tier below"),
+        (["bench", "--chunks", "1000000"], "host tier of"),
+        (["demo", "--dir", "absent"], "absent"),
+    ],
+)
+def test_wrong_usage_is_one_line(kv: Command, arguments: list[str], message: str | None) -> None:
+    if message is None:  # an empty directory is no mistake
+        assert kv(*arguments, "--json").json["ok"]
+        return
+    ran = kv(*arguments, "--json", code=2)
+    assert ran.out == ""
+    assert re.fullmatch(r"kvstore: [^\n]+\n", ran.err)
+    assert message in ran.err
+    assert "topsecret" not in ran.err
+
+
+def test_trouble_with_storage_is_one_line(kv: Command, tmp_path: Path, trace: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    ran = kv("replay", trace, "--tier", "ram://?capacity=8MiB", "--tier", tmp_path / "file" / "kv", code=1)
+    assert ran.out == ""
+    assert re.fullmatch(r"kvstore: tier 'file'[^\n]+\n", ran.err)
+
+
+def test_json_is_alone_on_stdout_while_progress_is_shown(trace: Path) -> None:
+    """Progress goes to stderr, and only because that is a terminal here."""
+    ours, theirs = pty.openpty()
+    arguments = [*COMMAND, "replay", str(trace), "--chunk-size", "4KiB", "--json"]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=theirs, stdin=subprocess.DEVNULL, env=ENVIRONMENT
+    ) as process:
+        os.close(theirs)
+        out, _ = process.communicate(timeout=60)
+    shown = b"".join(iter(lambda: _read(ours), b""))
+    os.close(ours)
+    assert json.loads(out)["requests"] == 4
+    assert b"replay" in shown
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # the other side is closed
+        return b""
+
+
+def test_reader_that_goes_away_is_no_traceback(kv: Command, trace: Path, tmp_path: Path) -> None:
+    tiers = ("--tier", "ram://?capacity=8MiB", "--tier", tmp_path / "kv")
+    kv("replay", trace, *tiers, "--chunk-size", "4KiB")
+    (namespace,) = os.listdir(tmp_path / "kv")
+    for arguments in (["ls", "--namespace", namespace], ["stat"], ["stat", "--json"]):
+        readable, writable = os.pipe()
+        os.close(readable)
+        done = subprocess.run(
+            [*COMMAND, *arguments, str(tmp_path / "kv")],
+            stdout=writable,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+        )
+        os.close(writable)
+        assert (done.returncode, done.stderr) == (1, b"")
+
+
+@contextmanager
+def running_demo(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A demo that is in the middle of its work."""
+    with subprocess.Popen(
+        [*COMMAND, "demo", "--dir", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    ) as process:
+        deadline = time.monotonic() + 30
+        while not list(folder.glob("*/*/*/*.kv")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        yield process
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "err"), [(signal.SIGINT, 130, b"kvstore: interrupted\n"), (signal.SIGTERM, 143, b"")]
+)
+def test_interrupted_demo_cleans_up(tmp_path: Path, number: signal.Signals, code: int, err: bytes) -> None:
+    with running_demo(tmp_path) as process:
+        process.send_signal(number)
+        assert process.communicate(timeout=30) == (b"", err)
+        assert process.returncode == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_import_only_what_they_need(trace: Path) -> None:
+    heavy = {"fsspec", "matplotlib", "torch", "kvstore.scan", "kvstore.engine.processes", "kvstore.cli.bench"}
+    for arguments in (["--version"], ["simulate", str(trace), "--json"]):
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", *COMMAND[1:], *arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            text=True,
+            check=True,
+        )
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "kvstore.store" in imported
+        assert not heavy & imported
