@@ -331,8 +331,8 @@ class ARCPolicy(EvictionPolicy):
             self._discard(self._b2)
 
     def _discard(self, ghosts: _Ghosts) -> None:
-        """Forget the oldest of `ghosts`, if there is one."""
-        if not ghosts.keys:
+        """Forget the oldest of `ghosts`."""
+        if not ghosts.keys:  # only when more keys are resident than the capacity
             return
         key = ghosts.order.popleft()
         while key in ghosts.stale:

@@ -234,6 +234,12 @@ def test_equal_keys_need_not_be_the_same_object() -> None:
     assert policy.coldest(4) == [key]
 
 
+def test_a_caller_who_overfills_it_breaks_nothing() -> None:
+    policy, keys = ARCPolicy(2), keys_of([1, 2, 3, 4, 5])
+    policy.add_many(keys)
+    assert policy.victims(5) == keys
+
+
 def test_fills_that_are_given_up_leave_no_trace_behind() -> None:
     """Room is made for ghosts again and again, and none of them ever comes."""
     policy = ARCPolicy(10)

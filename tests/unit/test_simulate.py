@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -55,7 +56,7 @@ def test_sweep_goes_by_policy_then_capacity_over_one_reading() -> None:
 
 
 def test_wrong_policy_and_capacity_are_refused_before_the_trace_is_read() -> None:
-    def unread() -> object:
+    def unread() -> Iterator[int]:
         pytest.fail("the trace was read")
         yield
 
