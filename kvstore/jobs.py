@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from .store import Store
+from .serving import Serving
 
 __all__ = ["Job", "Prefetched"]
 
@@ -52,7 +51,7 @@ class Job(Generic[_T]):
     It can be waited for with :meth:`result`, or awaited in any asyncio event loop.
     """
 
-    def __init__(self, store: Store, cancel: Callable[[], None]) -> None:
+    def __init__(self, store: Serving, cancel: Callable[[], None]) -> None:
         self._store = store
         self._cancel = cancel
         self.future: Future[_T] = Future()

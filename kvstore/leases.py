@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-if TYPE_CHECKING:
-    from .store import Store
+from .serving import Serving
 
 __all__ = ["ReadLease", "WriteLease"]
 
@@ -15,7 +14,7 @@ __all__ = ["ReadLease", "WriteLease"]
 class _Lease:
     """Views of host slots by key, valid until the lease ends."""
 
-    def __init__(self, store: Store, slots: dict[bytes, int]) -> None:
+    def __init__(self, store: Serving, slots: dict[bytes, int]) -> None:
         self._store = store
         self._slots = slots
         self._views: dict[bytes, memoryview] = {}
@@ -78,7 +77,7 @@ class ReadLease(_Lease):
         Keys asked for that are not in host memory.
     """
 
-    def __init__(self, store: Store, slots: dict[bytes, int], missing: list[bytes]) -> None:
+    def __init__(self, store: Serving, slots: dict[bytes, int], missing: list[bytes]) -> None:
         super().__init__(store, slots)
         self.missing = missing
 
@@ -110,7 +109,7 @@ class WriteLease(_Lease):
     """
 
     def __init__(
-        self, store: Store, slots: dict[bytes, int], asked: Sequence[bytes], refused: list[bytes]
+        self, store: Serving, slots: dict[bytes, int], asked: Sequence[bytes], refused: list[bytes]
     ) -> None:
         super().__init__(store, slots)
         left_out = set(refused)

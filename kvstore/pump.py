@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from .store import Store
-
-__all__ = ["IDLE", "IdlePump"]
+__all__ = ["IDLE", "IdlePump", "Pumped"]
 
 #: Seconds without a call after which the pump takes over.
 IDLE = 0.02
@@ -23,10 +21,27 @@ IDLE = 0.02
 _TICK = 0.1
 
 
+class Pumped(Protocol):
+    """What the pump serves.
+
+    `busy` says whether workers have anything to do, `last_call` when somebody called (by `clock`).
+    """
+
+    clock: Callable[[], float]
+    last_call: float
+
+    @property
+    def busy(self) -> bool:
+        """Whether workers have anything to do."""
+
+    def pump(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for a completion, and apply it without evicting anything."""
+
+
 class IdlePump:
     """A daemon thread that serves one store for as long as the store lives."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Pumped) -> None:
         self._store = weakref.ref(store)
         self._work = threading.Event()
         self._stopped = threading.Event()

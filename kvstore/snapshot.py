@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from .config import StoreConfig
 from .metrics import BreakerStats, Latency, Stats, TierStats
+from .namespace import Namespace
 from .planner import Planner, TierState
-
-if TYPE_CHECKING:
-    from .store import Store
 
 __all__ = ["take_stats"]
 
 
-def take_stats(store: Store, planner: Planner, events_dropped: int, now: float) -> Stats:
-    """Facts of `store` at time `now`; the caller holds the store's lock."""
+def take_stats(
+    config: StoreConfig,
+    namespace: Namespace,
+    pinned: bool,
+    planner: Planner,
+    events_dropped: int,
+    now: float,
+) -> Stats:
+    """Facts of a store at time `now`; the caller holds its lock."""
     catalog = planner.catalog
     host = TierStats(
-        name=store.config.host.name,
-        scheme=store.config.host.scheme,
+        name=config.host.name,
+        scheme=config.host.scheme,
         chunks=len(catalog.ready),
         bytes=catalog.bytes,
-        capacity=store.config.host.capacity,
+        capacity=config.host.capacity,
         counters=planner.host_snapshot(),
         latency={name: Latency.of(h) for name, h in planner.host_counters.histograms.items()},
     )
@@ -32,8 +36,8 @@ def take_stats(store: Store, planner: Planner, events_dropped: int, now: float) 
         leased=len(catalog.ready) - catalog.idle,
         promoting=planner.promoting,
         quarantined=catalog.quarantined,
-        pinned=store.arena.pinned,
-        namespace=store.namespace.directory,
+        pinned=pinned,
+        namespace=namespace.directory,
         events_dropped=events_dropped,
     )
 

@@ -20,31 +20,21 @@ Who waits: ``put``, ``put_many`` and ``add`` (for a slot, and for room in the qu
 ``reserve(wait=0)``, ``lookup``, ``prefetch``, ``read`` and ``poll`` never wait for storage: an engine's
 thread calls only these.
 
-Who owns what: one lock guards planner, catalog and presence; every public method takes it, and no method
-holds it while storage works. Completions are applied by whoever calls; the idle pump (:mod:`kvstore.pump`)
-takes over when nobody does. A thread that waits becomes the leader, which waits on the engine's descriptor;
-the others wait for it to report.
+How callers, waiters and the idle pump share the lock: :mod:`kvstore.serving`.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
-
-import numpy as np
 
 from .arena import Arena
 from .catalog import Catalog
 from .config import StoreConfig
 from .engine.base import Engine
-from .errors import BackendError, ClosedError, NoSpaceError
+from .errors import BackendError, NoSpaceError
 from .events import Event, EventQueue
 from .jobs import Job, Prefetched
 from .keys import ChunkKey, check_keys, content_key
@@ -52,7 +42,7 @@ from .leases import ReadLease, WriteLease
 from .metrics import Stats
 from .namespace import Namespace
 from .planner import Fetch, Lookup, Planner
-from .pump import IdlePump
+from .serving import Serving
 from .snapshot import take_stats
 
 __all__ = ["Store"]
@@ -67,7 +57,7 @@ _PATIENCE = 60.0
 _Buffer = bytes | bytearray | memoryview
 
 
-class Store:
+class Store(Serving):
     """A tiered chunk store; made by :func:`kvstore.open`.
 
     Thread-safe. In a forked child every call raises :class:`ClosedError`. A key is bytes, 16 to 64 of them;
@@ -85,27 +75,12 @@ class Store:
         events: EventQueue,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(arena, catalog, planner, engine, config.chunk_size, clock)
         self.config = config
         self.namespace = namespace
-        self.chunk_size = config.chunk_size
-        self.arena = arena
-        self.clock = clock
-        self.last_call = clock()
-        self._catalog = catalog
-        self._planner = planner
-        self._engine = engine
         self._events = events
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._turn = _Turn(self)
-        self._glance = _Turn(self, may_evict=False)
-        self._leader = False
-        self._jobs: set[Job[Prefetched]] = set()
-        self._closed = ""
         self._wave = max(1, arena.slots // 2)
         self._part = max(1, min(self._wave, _PART_BYTES // self.chunk_size))
-        self._pump = IdlePump(self)
-        _stores.add(self)
 
     # Blocking calls.
 
@@ -234,13 +209,13 @@ class Store:
         job: Job[Prefetched] = Job(self, lambda: self._cancel(fetch))
 
         def settle() -> None:
-            self._jobs.discard(job)
+            self._futures.discard(job.future)
             with suppress(InvalidStateError):  # cancelled, by a thread that needs no lock for that
                 job.future.set_result(Prefetched.of(keys, fetch.promoted, fetch.missing))
 
         fetch.on_done = settle
         with self._turn as now:
-            self._jobs.add(job)
+            self._futures.add(job.future)
             self._planner.fetch(fetch, now)
         return job
 
@@ -287,169 +262,23 @@ class Store:
             for key in keys:
                 self._catalog.policy.set_priority(key, priority)
 
-    def poll(self) -> None:
-        """Apply what workers have completed, and start what is due."""
-        with self._turn:
-            pass
-
-    def fileno(self) -> int:
-        """A descriptor that is readable while :meth:`poll` has something to do."""
-        return self._engine.fileno()
-
     def stats(self) -> Stats:
         """Counters, fill and latencies of every tier."""
         with self._glance as now:
-            return take_stats(self, self._planner, self._events.dropped, now)
+            return take_stats(
+                self.config, self.namespace, self.arena.pinned, self._planner, self._events.dropped, now
+            )
 
     def events(self) -> Iterator[Event]:
         """Events since the last call."""
         with self._turn:
             return self._events.take()
 
-    # Life cycle.
-
-    def close(self, timeout: float = 30.0) -> bool:
-        """Write what tiers are still owed, end the workers and free host memory.
-
-        Returns
-        -------
-        bool
-            False when `timeout` seconds were not enough to write everything. Further calls do nothing.
-        """
-        deadline = self._deadline(timeout)
-        with self._lock:
-            if self._closed:
-                return True
-        try:
-            written = self.wait_until(self._is_paid, timeout)
-        except ClosedError:  # another thread was faster: wait for it
-            written = True
-        self._pump.stop()
-        with self._lock:
-            if self._closed:
-                return True
-            self._closed = "the store is closed"
-            while self._leader:  # it waits on a descriptor that is about to go
-                self._changed.wait(_TICK)
-            for job in list(self._jobs):
-                with suppress(InvalidStateError):
-                    job.future.set_exception(ClosedError(self._closed))
-            self._engine.close(max(0.1, deadline - self.clock()))
-            self.arena.close()
-            self._changed.notify_all()
-        return written
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    # For jobs, leases and the pump.
-
-    @property
-    def busy(self) -> bool:
-        """Whether workers have anything to do."""
-        return self._planner.busy
-
-    def pump(self, timeout: float) -> None:
-        """One round of the idle pump: wait for a completion, and apply it without evicting anything."""
-        with self._lock:
-            wait = min(timeout, self._planner.next_deadline - self.clock())
-        self._engine.wait(max(0.0, wait))
-        with self._lock:
-            if not self._closed:
-                self._collect()
-                self._dispatch(may_evict=False)
-
-    def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Serve the store until ``ready()``; False when it is not after `timeout` seconds.
-
-        Raises
-        ------
-        ClosedError
-            The store was closed meanwhile.
-        """
-        deadline = self._deadline(timeout)
-        while True:
-            with self._turn as now:
-                if ready():
-                    return True
-                if now >= deadline:
-                    return False
-                pause = min(_TICK, deadline - now)
-                if self._leader:
-                    self._changed.wait(pause)
-                    continue
-                self._leader = True
-            try:
-                self._engine.wait(pause)
-            finally:
-                with self._lock:
-                    self._leader = False
-                    self._changed.notify_all()
-
-    def _collect(self) -> float:
-        """Apply what workers report; the lock is held. Returns the time."""
-        now = self.clock()
-        completions = self._engine.poll()
-        if completions:
-            self._planner.apply(completions, now)
-            self._changed.notify_all()
-        return now
-
-    def _dispatch(self, *, may_evict: bool) -> None:
-        """Start what is due; the lock is held."""
-        while True:
-            self._planner.advance(self.clock(), may_evict=may_evict)
-            outbox = self._planner.take_outbox()
-            for batch in outbox:
-                self._engine.submit(batch)
-            for batch in self._planner.take_abandoned():
-                self._engine.abandon(batch)
-            if not outbox:
-                return
-            if not self._engine.immediate:
-                self._pump.wake()
-                return
-            self._collect()
-
     def _reserve(self, keys: Sequence[bytes], *, lossless: bool) -> WriteLease:
         with self._turn as now:
             slots = self._planner.reserve(keys, now, lossless=lossless)
             refused = [key for key in self._planner.absent(keys) if key not in slots]
         return WriteLease(self, slots, keys, refused)
-
-    def _commit(self, chunks: Sequence[tuple[bytes, int, int]]) -> None:
-        with self._turn as now:
-            self._planner.commit(chunks, now)
-            self._changed.notify_all()
-
-    def _abort(self, chunks: Sequence[tuple[bytes, int]]) -> None:
-        with self._turn as now:
-            self._planner.abort(chunks, now)
-            self._changed.notify_all()
-
-    def _drop(self, slots: Sequence[int]) -> None:
-        with self._lock:
-            self._planner.drop(slots)
-            self._changed.notify_all()
-
-    def _cancel(self, fetch: Fetch) -> None:
-        """Start no more of `fetch`, and drop its leases; those that come late are not taken."""
-        with self._lock:
-            self._planner.cancel(fetch)
-            fetch.hold = False
-            self._drop(list(fetch.held.values()))
-            fetch.held.clear()
-
-    def _slot(self, slot: int) -> memoryview:
-        return self.arena.view(slot)[: self.chunk_size]
-
-    def _payload(self, slot: int) -> memoryview:
-        return self.arena.view(slot)[: self._catalog.length(slot)]
 
     def _fetch_and_wait(self, fetch: Fetch, deadline: float) -> bool:
         with self._turn as now:
@@ -471,12 +300,6 @@ class Store:
 
         return self.wait_until(ready, deadline - self.clock())
 
-    def _is_paid(self) -> bool:
-        return self._planner.pay_all(self.clock()) and self._planner.settled(self._planner.write_sequence)
-
-    def _deadline(self, timeout: float | None) -> float:
-        return float("inf") if timeout is None else self.clock() + timeout
-
     def _checked(self, data: _Buffer) -> memoryview:
         view = memoryview(data).cast("B")
         if len(view) > self.chunk_size:
@@ -492,55 +315,8 @@ class Store:
         )
 
 
-class _Turn:
-    """``with`` block of every public method: lock, liveness, completions before; new batches after.
-
-    With ``may_evict=False`` it is for observers, who may come from any thread: they must not take away what
-    a caller has just seen as HIT.
-    """
-
-    def __init__(self, store: Store, *, may_evict: bool = True) -> None:
-        self._store = store
-        self._may_evict = may_evict
-
-    def __enter__(self) -> float:
-        store = self._store
-        if store._closed:  # without the lock: in a forked child nobody may be left to release it
-            raise ClosedError(store._closed)
-        store._lock.acquire()
-        if store._closed:
-            store._lock.release()
-            raise ClosedError(store._closed)
-        try:
-            store.last_call = store._collect()
-        except BaseException:  # such as Ctrl-C: the block is not entered, so nobody else would release it
-            store._lock.release()
-            raise
-        return store.last_call
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        store = self._store
-        try:
-            if not store._closed:
-                store._dispatch(may_evict=self._may_evict)
-        finally:
-            store._lock.release()
-
-
 def _copy(source: memoryview, target: memoryview) -> None:
     """Copy to the start of `target`, and let other threads run meanwhile, as slice assignment would not."""
+    import numpy as np  # a third of the start-up of a worker process, which has no use for it
+
     np.copyto(np.asarray(target)[: len(source)], np.asarray(source))
-
-
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-
-
-def _disown_stores() -> None:
-    """In a forked child: workers and locks are the parent's."""
-    for store in _stores:
-        store._closed = "this process is a fork of the one that opened the store; open one here"
-        store._lock = threading.RLock()
-        store._changed = threading.Condition(store._lock)
-
-
-os.register_at_fork(after_in_child=_disown_stores)

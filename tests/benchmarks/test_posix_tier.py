@@ -26,7 +26,9 @@ from kvstore.arena import Arena
 CHUNK = 2 << 20
 CHUNKS = 64
 AT_LEAST_BARE = 0.9
-AT_LEAST_FSSPEC = 1.3
+AT_LEAST_CAT_FILE = 1.3
+#: What the kernel does with a written page is most of the time of either side.
+AT_LEAST_PIPE_FILE = 1.0
 
 
 class Rig:
@@ -48,7 +50,7 @@ class Rig:
         self._arena = Arena.create(CHUNKS * CHUNK, CHUNK, pin="off")
         self.views = [self._arena.view(slot) for slot in range(CHUNKS)]
         noise = np.random.default_rng(1).integers(0, 256, CHUNKS * CHUNK, np.uint8)
-        self.sources = [memoryview(part) for part in noise.reshape(CHUNKS, CHUNK)]
+        self.sources = [part.data for part in noise.reshape(CHUNKS, CHUNK)]
         self.fill(self.views)
         self.keys: list[bytes] = []
 
@@ -119,7 +121,7 @@ def test_store_of_filled_slots(benchmark: BenchmarkFixture, rig: Rig) -> None:
     )
     assert rig.store.stats().tiers[1].dropped == 0
     assert ratios["bare"] >= AT_LEAST_BARE
-    assert ratios["verified fsspec"] >= AT_LEAST_FSSPEC
+    assert ratios["verified fsspec"] >= AT_LEAST_PIPE_FILE
 
 
 def test_put_and_flush(benchmark: BenchmarkFixture, rig: Rig) -> None:
@@ -166,4 +168,4 @@ def test_promotion(benchmark: BenchmarkFixture, rig: Rig) -> None:
         Side("verified fsspec", rig.crewed(rig.fs_read_hashed)),
     )
     assert ratios["bare"] >= AT_LEAST_BARE
-    assert ratios["verified fsspec"] >= AT_LEAST_FSSPEC
+    assert ratios["verified fsspec"] >= AT_LEAST_CAT_FILE
