@@ -83,6 +83,7 @@ class Breaker:
             return False
         self._until, self._trial, self._cooldown = None, False, _FIRST
         self._recent.clear()
+        self._hangs.clear()
         return True
 
     def failed(self, now: float, kind: Hashable = None, *, hang: bool = False) -> bool:

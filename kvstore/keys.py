@@ -257,7 +257,7 @@ def prefix_keys(
 
 
 def _encode_tokens(token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
-    import numpy as np  # a third of a worker's start-up, and workers encode no tokens
+    import numpy as np  # see store.py: workers are to start fast
 
     if not isinstance(token_ids, np.ndarray):
         # np.asarray makes floats of large integers, and array() reads bytes as raw memory unless iterated.

@@ -126,7 +126,8 @@ def _read(path: Path) -> str:
 
 
 def _machine(root: Path) -> Limit:
-    fields = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines())
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
     return Limit("the machine (MemAvailable)", int(fields["MemAvailable"].split()[0]) * 1024)
 
 

@@ -122,7 +122,9 @@ def assemble(
             host=config.host.name,
             budget=max(1, arena.slots // 2),
         )
-        return Store(config, identity, arena, catalog, planner, engine, events, clock)
+        store = Store(config, identity, arena, catalog, planner, engine, events, clock)
+        store.poll()  # ledgers begin to learn what is there
+        return store
     except BaseException:
         if engine is not None:
             engine.close(1.0)

@@ -62,6 +62,7 @@ class IdlePump:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
+            store = None  # nobody is kept alive by one who waits for work
             self._work.wait()
             store = self._store()
             if store is None:
@@ -72,7 +73,7 @@ class IdlePump:
                     continue
             pause = store.last_call + IDLE - store.clock()
             if pause > 0:
-                del store
+                store = None
                 self._stopped.wait(pause)
-                continue
-            store.pump(_TICK)
+            else:
+                store.pump(_TICK)

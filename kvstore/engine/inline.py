@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from .base import Batch, Completion, Doorbell, Engine
 from .worker import Worker
@@ -11,7 +12,7 @@ __all__ = ["InlineEngine"]
 
 
 class InlineEngine(Engine):
-    """Runs what was submitted at the next :meth:`poll`, in order of submission.
+    """Runs what was submitted at the next :meth:`poll`, in the order of the verbs.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ class InlineEngine(Engine):
     def poll(self) -> list[Completion]:
         self._bell.answer()
         done: list[Completion] = []
-        batches, self.pending = self.pending, []
+        batches, self.pending = sorted(self.pending, key=attrgetter("verb")), []
         for batch in batches:
             self._workers[batch.tier].run(batch, done.append)
         return done

@@ -60,6 +60,7 @@ class _Worker:
     opened: bool = False
     error: Exception | None = None  # of opening
     lost: bool = False  # past a deadline: killed
+    overdue: set[int] = field(default_factory=set)  # ids of the batches that were given up
     gone: bool = False  # its socket says that it has ended; the nursery will, too
     backlog: deque[bytes] = field(default_factory=deque)  # batches its socket had no room for
     batches: dict[int, tuple[Batch, bytearray]] = field(default_factory=dict)  # id -> what it still owes
@@ -178,8 +179,12 @@ class ProcessesEngine(Engine):
             self._bell.ring()
         now = time.monotonic()
         for worker in self._workers.values():
-            hung = worker.child.tier == batch.tier and not worker.opened and now > worker.deadline
-            if (hung or batch.id in worker.batches) and not worker.lost:
+            stuck = worker.child.tier == batch.tier and not worker.opened and now > worker.deadline
+            if batch.id in worker.batches:
+                worker.overdue.add(batch.id)
+            elif not stuck:
+                continue
+            if not worker.lost:
                 worker.lost = True
                 self._nursery.replace(worker.child)
 
@@ -277,10 +282,11 @@ class ProcessesEngine(Engine):
         why = f"the worker died (exit code {child.process.returncode})"
         if not worker.opened:
             worker.opened, worker.error = True, WorkerDiedError(f"{why} at its start")
-        status = Status.CANCELLED if worker.lost else Status.DIED  # one batch of a lost worker was at fault
         for batch, answered in worker.batches.values():
+            blameless = worker.lost and batch.id not in worker.overdue
+            result = Result(Status.CANCELLED if blameless else Status.DIED, error=why)
             done.extend(
-                Completion(batch.id, index, [Result(status, error=why)], [], {})
+                Completion(batch.id, index, [result], [], {})
                 for index, known in enumerate(answered)
                 if not known
             )

@@ -50,7 +50,8 @@ class Worker:
     view : callable
         ``view(slot)``: writable memory of one host slot.
     retries : int
-        Further attempts at an operation whose error is retryable, with jittered exponential back-off.
+        Further attempts at an operation whose error is retryable, with jittered exponential back-off; none
+        where the backend's client has retries of its own.
     timeout : float
         Seconds within which attempts are made.
     concurrency : int
@@ -66,6 +67,8 @@ class Worker:
         timeout: float = 10.0,
         concurrency: int = 1,
     ) -> None:
+        if backend.capabilities.retries:
+            retries = 0
         self._backend = backend
         self._view = view
         self._opened = False

@@ -121,21 +121,27 @@ class _Gate:
                 self._keeper.on_dropped(self.tier, self.held.popleft())
         if not self._loaded:
             return
-        while self.held and self._ledger.fits(object_size(self.held[0][2])):
-            item = self.held.popleft()
-            self._ledger.expected += object_size(item[2])
-            self._keeper.release(item, self.tier)
-        if self.held:
-            self._make_room(now)
+        while self.held:
+            if self._ledger.fits(object_size(self.held[0][2])):
+                item = self.held.popleft()
+                self._ledger.expected += object_size(item[2])
+                self._keeper.release(item, self.tier)
+            elif self._make_room(now):
+                return
+            else:
+                self._keeper.on_dropped(self.tier, self.held.popleft())
 
     def evicted(self, key: bytes, error: str, now: float) -> None:
         """A victim is gone; or it cannot be deleted, and then the write that wanted its room is dropped."""
         self._leaving.pop(key, None)
-        if error and self.held:
-            self._keeper.on_dropped(self.tier, self.held.popleft())
+        if error:
+            self._ledger.touch(key)  # others are tried before it next time
+            if self.held:
+                self._keeper.on_dropped(self.tier, self.held.popleft())
         self.open(now)
 
-    def _make_room(self, now: float) -> None:
+    def _make_room(self, now: float) -> bool:
+        """Evict for the first write that waits; False when no room will come."""
         wanted = object_size(self.held[0][2]) - sum(self._leaving.values())
         victims = self._ledger.victims(wanted, {*self.tier.tombs, *self.tier.writing, *self._leaving})
         for key in victims:
@@ -143,14 +149,14 @@ class _Gate:
         if victims:
             eviction = _Eviction(self)
             self._keeper.erase_from(self.tier, victims, eviction, now)
-        elif not self._leaving and not self._ledger.expected:
-            self._keeper.on_dropped(self.tier, self.held.popleft())
+        return bool(victims or self._leaving or self._ledger.expected)
 
 
 class _Eviction(Erasure):
     """Deletion of victims."""
 
     counter = "evictions"
+    hides = False
 
     def __init__(self, gate: _Gate) -> None:
         super().__init__()

@@ -48,7 +48,7 @@ class Cascader:
         self._host = host
         self._sequence = 0
         self._margin = max(1, catalog.slots // 8)
-        self._since_cleaning = 0
+        self._cleaned_at = 0  # the catalog's count of chunks then
 
     # What the planner asks.
 
@@ -61,7 +61,6 @@ class Cascader:
             for tier in self._on_evict:
                 if key not in tier.tombs and tier.presence.get(key) is not Known.PRESENT:
                     tier.owed[key] = None
-            self._since_cleaning += 1
 
     def room(self, now: float) -> int:
         """Writes that every write-through tier can still queue: what a lossless caller waits for. A tier that
@@ -75,9 +74,10 @@ class Cascader:
         if not self._on_evict:
             return
         if not all_of_it:
-            if self._catalog.free > self._margin or self._since_cleaning * 4 < self._margin:
+            since = self._catalog.published - self._cleaned_at
+            if self._catalog.free > self._margin or since * 4 < self._margin:
                 return
-            self._since_cleaning = 0
+            self._cleaned_at = self._catalog.published
         for tier in self._on_evict:
             candidates = list(tier.owed) if all_of_it else self._catalog.policy.coldest(2 * self._margin)
             for key in candidates:

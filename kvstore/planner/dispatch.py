@@ -54,7 +54,6 @@ class _Flight:
     answered: bytearray
     left: int
     expired: bool = False
-    died: bool = False
 
 
 class Dispatcher:
@@ -69,6 +68,7 @@ class Dispatcher:
         self._handlers: dict[Verb, Handler] = {}
         self._flights: dict[int, _Flight] = {}
         self._next_id = 0
+        self._deaths: dict[tuple[int, Verb], float] = {}  # when work of this kind last died
         self._next_deadline = float("inf")
 
     @property
@@ -160,14 +160,16 @@ class Dispatcher:
         if flight.expired:
             handler.late(flight.tier, item, result, now)
             return
-        if not flight.died:  # the death of one worker is one fault, however much it had in hand
-            self._judge(flight.tier, flight.batch.verb, result, now)
-        flight.died = result.status is Status.DIED
+        self._judge(flight.tier, flight.batch.verb, result, now)
         handler.done(flight.tier, item, result, now)
 
     def _judge(self, tier: TierState, verb: Verb, result: Result, now: float) -> None:
         """Count a result, and let the breaker learn from it."""
         breaker = tier.direction(verb).breaker
+        if result.status is Status.DIED:
+            if self._deaths.get((tier.index, verb)) == now:
+                return  # the death of one worker is one fault, however much it had in hand
+            self._deaths[tier.index, verb] = now
         if result.status <= Status.CORRUPT:
             name = _HISTOGRAM.get(verb)
             if name is not None:

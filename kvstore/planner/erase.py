@@ -3,7 +3,8 @@
 A key under deletion in a tier is *entombed* there: neither read nor written. A write that no worker has yet
 is withdrawn; one that is under way is waited for, and the delete follows it, even when the one who asked has
 given up by then. The tomb goes when the delete has succeeded; where it fails, or where the tier may not be
-written, the key stays hidden for the life of the store.
+written, the key stays hidden for the life of the store. (A victim of eviction that could not be deleted is
+shown again: nobody asked for its end.)
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Erasure:
 
     #: Counter of the tier that a deletion for this reason adds to.
     counter = "deletes"
+    #: Whether a chunk that could not be deleted must not be seen again.
+    hides = True
 
     def __init__(self) -> None:
         self.left = 0
@@ -130,5 +133,8 @@ class Eraser:
         tier.bytes = max(0, tier.bytes - size)
 
     def _settle(self, tier: TierState, key: bytes, error: str, now: float) -> None:
-        for erasure in self._waiting.pop((tier.index, key), ()):
+        waiting = self._waiting.pop((tier.index, key), ())
+        if error and waiting and not any(erasure.hides for erasure in waiting):
+            tier.tombs.discard(key)
+        for erasure in waiting:
             erasure.settle(tier, key, error, now)

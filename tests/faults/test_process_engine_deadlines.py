@@ -1,4 +1,4 @@
-"""A worker hangs: the caller is told at the deadline, and what the worker may still touch is nobody else's."""
+"""A worker hangs: the caller is told at the deadline, and what the worker may touch is nobody else's."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ DATA = {bytes([number]) * 16: bytes([number]) * CHUNK for number in range(1, 9)}
 KEYS = list(DATA)
 TIMEOUT = 0.8
 
+_stopped: list[int] = []
+
 
 @pytest.fixture
 def gates(tmp_path: Path) -> Iterator[Gates]:
     gates = Gates(tmp_path / "gates")
     yield gates
     gates.close()
+    while _stopped:
+        if state(pid := _stopped.pop()) == "T":  # the test has failed before it came to that
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -49,6 +54,7 @@ def fill(gates: Gates) -> None:
 def stop_at(gates: Gates, verb: str, key: bytes = b"") -> int:
     """Stop the worker that comes to a gate, so that it would go on from there when it is continued."""
     pid = gates.await_arrival()
+    _stopped.append(pid)
     os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: state(pid) == "T")
     gates.open(verb, key)
@@ -106,9 +112,9 @@ def test_late_bytes_of_a_read_fall_on_nobody(gates: Gates, unkillable: None) -> 
 
         os.kill(pid, signal.SIGCONT)
         settle(store)  # the worker has written and answered
-        with store.read(list(others)) as lease:
-            assert not lease.missing
-            assert all(view == others[key] for key, view in lease.items())
+        with store.read(list(others)) as found:
+            assert not found.missing
+            assert all(view == others[key] for key, view in found.items())
 
 
 def test_a_slot_stays_aside_until_the_worker_is_reaped(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +144,8 @@ def test_a_write_that_hangs_keeps_its_slot(gates: Gates, unkillable: None) -> No
         assert (store.stats().tiers[1].timeouts, store.stats().leased) == (1, 1)
         with store.reserve([os.urandom(16) for _ in range(SLOTS)]) as lease:
             assert len(lease) == SLOTS - 1
-            for _, view in lease.items():
-                view[:] = b"\xee" * CHUNK
+            for key in lease:
+                lease[key][:] = b"\xee" * CHUNK
             lease.abort()
         os.kill(pid, signal.SIGCONT)
         settle(store)

@@ -14,7 +14,7 @@ import pytest
 import kvstore
 from kvstore.engine.base import Batch, Status, Verb
 from support.gates import Gates, open_gated
-from support.processes import engine_of, has_ended, wait_for
+from support.processes import await_workers, engine_of, has_ended, wait_for
 
 SLOTS = 32
 HOST = f"ram://?capacity={SLOTS * 64}KiB&pin=off"
@@ -57,8 +57,7 @@ def test_while_idle(gates: Gates) -> None:
         os.kill(first[0], signal.SIGKILL)
         assert has_ended(first[0], 5)
         assert store.get_many(KEYS) == DATA
-        wait_for(lambda: store.poll() is None and len(engine_of(store).pids) == 2)
-        assert first[1] in engine_of(store).pids
+        assert first[1] in await_workers(store, 2)
         assert store.stats().tiers[1].errors == 0
         audit(store)
 
@@ -68,9 +67,8 @@ def test_while_reading(gates: Gates) -> None:
     gates.shut("get", KEYS[5])
     with open_store(gates) as store:
         job = store.prefetch(KEYS)
-        pid = gates.await_arrival()
+        os.kill(gates.await_arrival(), signal.SIGKILL)
         gates.open("get", KEYS[5])
-        os.kill(pid, signal.SIGKILL)
         promoted, missing, _ = job.result(timeout=20)
         assert KEYS[5] in missing
         assert set(promoted) | set(missing) == set(KEYS)
@@ -182,11 +180,11 @@ def test_many_deaths_lose_nothing(gates: Gates) -> None:
     with open_store(gates, "workers=2") as store:
         for start in range(0, len(KEYS), 6):
             first, *others = KEYS[start : start + 6]
-            wait_for(lambda: store.poll() is None and len(engine_of(store).pids) == 2)
-            wait_for(lambda key=first: store.get(key) == DATA[key])
+            pids = await_workers(store, 2)
+            assert store.get(first) == DATA[first]
             job = store.prefetch(others)
             added = {store.add(data): data for data in (os.urandom(500) for _ in range(4))}
-            os.kill(engine_of(store).pids[0], signal.SIGKILL)
+            os.kill(pids[0], signal.SIGKILL)
             promoted, missing, _ = job.result(timeout=20)
             assert set(promoted) | set(missing) == set(others)
             assert store.flush(timeout=20)

@@ -48,17 +48,17 @@ class Outsider:
         self._files.pop(_name(key), None)
 
     def damage(self, key: bytes, place: int) -> None:
-        """Flip a bit of an object, in the header or in the payload."""
+        """Flip a bit of a sound object (so that no second flip mends it), in the header or in the payload."""
         file = self._files.get(_name(key))
-        if file is not None:
+        if file is not None and self.versions(key):
             data = bytearray(file.data)
             data[place % len(data)] ^= 1
             self._files[_name(key)] = file._replace(data=bytes(data))
 
     def swap(self, one: bytes, other: bytes) -> None:
-        """Put each object under the other's name."""
+        """Put each of two sound objects under the other's name."""
         files = self._files
-        if self.has(one) and self.has(other):
+        if self.versions(one) and self.versions(other):
             files[_name(one)], files[_name(other)] = files[_name(other)], files[_name(one)]
 
     def versions(self, key: bytes) -> set[int]:

@@ -275,8 +275,10 @@ class StoreModel(RuleBasedStateMachine):
     @rule(script=scripts, timeout=patience)
     def flush(self, script: list[int], timeout: float) -> None:
         self.engine.script.extend(script)
+        before = [(tier, dict(tier.writing)) for tier in self.store._planner.tiers]
         if self.store.flush(timeout=timeout):
-            assert all(tier.writing.keys() <= tier.overdue for tier in self.store._planner.tiers)
+            for tier, writing in before:
+                assert {key for key in writing if tier.writing.get(key) == writing[key]} <= tier.overdue
 
     @rule(keys=some_keys, priority=st.integers(0, 100))
     def touch(self, keys: list[bytes], priority: int) -> None:

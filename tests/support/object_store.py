@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,9 @@ class Bucket:
 
     def client(self) -> Any:
         """A plain boto client: access that shares nothing with the backend."""
-        import boto3
         from botocore.config import Config
 
-        return boto3.client(
+        return _session().create_client(
             "s3",
             aws_access_key_id=self.key,
             aws_secret_access_key=self.secret,
@@ -88,6 +88,14 @@ class Bucket:
         """Names of the objects whose names start with `prefix`."""
         pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
         return [row["Key"] for page in pages for row in page.get("Contents", [])]
+
+
+@cache
+def _session() -> Any:
+    """One session of boto, which reads the description of the protocol only once."""
+    from botocore.session import Session
+
+    return Session()
 
 
 @pytest.fixture(scope="session")
@@ -149,9 +157,11 @@ def _seaweed(weed: str, folder: Path) -> Iterator[str]:
     s3, master, volume, filer = _free_ports(4)
     command = [
         weed, "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        "-s3", f"-s3.port={s3}", f"-s3.config={folder}/identities.json",
-        f"-master.port={master}", "-master.volumeSizeLimitMB=1024",
-        f"-volume.port={volume}", "-volume.max=0", f"-filer.port={filer}",
+        "-s3", f"-s3.port={s3}", f"-s3.config={folder}/identities.json", f"-s3.localSocket={folder}/s3.sock",
+        "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false",
+        f"-master.port={master}", "-master.volumeSizeLimitMB=1024", "-master.telemetry=false",
+        f"-volume.port={volume}", "-volume.max=0",
+        f"-filer.port={filer}", f"-filer.localSocket={folder}/filer.sock",
     ]  # fmt: skip
     log = folder / "log"
     with log.open("wb") as output:
@@ -161,12 +171,8 @@ def _seaweed(weed: str, folder: Path) -> Iterator[str]:
         _await_answer(endpoint, process, log)
         yield endpoint
     finally:
-        process.terminate()
-        try:
-            process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # an orderly end takes seconds, and its files go anyway
+        process.wait()
 
 
 def _await_answer(endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,20 +26,18 @@ class Footprint(NamedTuple):
         """Of this moment."""
         descriptors = {}
         for fd in os.listdir("/proc/self/fd"):
-            try:
+            with suppress(FileNotFoundError):  # that of the listing itself
                 descriptors[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
-            except FileNotFoundError:  # that of the listing itself
-                pass
         return cls(descriptors, {thread.name for thread in threading.enumerate()}, children())
 
 
 def children() -> set[int]:
     """Process ids of this process's children, zombies included."""
-    return {
-        int(pid)
-        for task in os.listdir("/proc/self/task")
-        for pid in Path(f"/proc/self/task/{task}/children").read_text().split()
-    }
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError):  # a thread that has just ended
+            found.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
+    return found
 
 
 def await_workers(store: Any, count: int) -> list[int]:

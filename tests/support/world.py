@@ -14,6 +14,7 @@ from kvstore import Store
 from kvstore.backends import create
 from kvstore.catalog import SlotState
 from kvstore.config import StoreConfig, TierConfig, parse
+from kvstore.engine.processes import ProcessesEngine
 from kvstore.events import Event
 from kvstore.namespace import Namespace
 from kvstore.opening import assemble
@@ -21,12 +22,24 @@ from kvstore.scan import Status, scan, spaces
 from kvstore.testing.backend import make_key
 from kvstore.testing.faults import FaultPlan, Rule
 
-__all__ = ["CHUNK", "KEYS", "Clock", "World", "is_idle", "kinds", "load", "save", "value", "wait_for"]
+__all__ = [
+    "CHUNK",
+    "KEYS",
+    "Clock",
+    "World",
+    "is_idle",
+    "is_staffed",
+    "kinds",
+    "load",
+    "save",
+    "value",
+    "wait_for",
+]
 
 CHUNK = 16 * 1024
-KEYS = [make_key(number) for number in range(12)]
-"""As many as fit into the host tier with room to spare."""
-_SLOTS = 24
+KEYS = [make_key(number) for number in range(16)]
+"""As many as the host tier holds with room to spare."""
+_SLOTS = 32
 
 
 def value(key: bytes) -> bytes:
@@ -125,8 +138,19 @@ def is_idle(store: Store) -> bool:
     return not (store.busy or queued or stats.leased or stats.promoting or stats.quarantined)
 
 
+def is_staffed(store: Store) -> bool:
+    """Whether every worker process that was killed has been replaced by one that is ready."""
+    if not isinstance(store._engine, ProcessesEngine):
+        return True
+    store.poll()
+    workers = store._engine._workers.values()
+    return all(worker.opened and not worker.lost for worker in workers) and len(workers) == sum(
+        tier.workers for tier in store.config.tiers
+    )
+
+
 def load(store: Store, keys: Iterable[bytes]) -> set[bytes]:
-    """Look up, prefetch, poll until it is done, read; returns the keys that came, all with the right bytes."""
+    """Look up, prefetch, poll until it is done, read; returns the keys that came, each byte right."""
     keys = list(keys)
     store.lookup(keys)
     job = store.prefetch(keys)
