@@ -1,8 +1,8 @@
 """What a busy main loop feels of the storage below it.
 
-A loop of dict look-ups stands for an engine's scheduler: steps of one to two milliseconds that hold the interpreter. It
-runs alone, over the process engine at full rate on half of the cores, and, at the same rate of I/O, over the threads
-engine and over the C extension that vLLM's own file tier uses, in interleaved rounds of one run.
+A loop of dict look-ups stands for an engine's scheduler: steps of one to two milliseconds that hold the
+interpreter. It runs alone, over the process engine at full rate on half of the cores, and, at the same rate of
+I/O, over the threads engine and over the C extension that vLLM's own file tier uses, in interleaved rounds.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def store_tick(store: kvstore.Store, keys: list[bytes], rate: float | None) -> T
 
 
 def extension_tick(load: Any, paths: list[str], pool: ThreadPoolExecutor, rate: float) -> Tick:
-    """The same bytes through vLLM's extension, which reads a batch of files without holding the interpreter lock."""
+    """The same bytes through vLLM's extension, which reads a batch of files without the interpreter lock."""
     region = memoryview(mmap(-1, 2 * BATCH * CHUNK))
     views = [region[i * CHUNK : (i + 1) * CHUNK] for i in range(2 * BATCH)]
     batches = cycle([paths[i : i + BATCH] for i in range(0, len(paths), BATCH)])
