@@ -8,6 +8,7 @@ b'some bytes'
 """
 
 from .config import HostConfig, StoreConfig, TierConfig
+from .copying import Copied, copy
 from .errors import (
     BackendError,
     ClosedError,
@@ -33,6 +34,7 @@ __all__ = [
     "ChunkKey",
     "ClosedError",
     "ConfigError",
+    "Copied",
     "CorruptChunkError",
     "Event",
     "HostConfig",
@@ -52,6 +54,7 @@ __all__ = [
     "WorkerDiedError",
     "WriteLease",
     "content_key",
+    "copy",
     "open",
     "prefix_keys",
 ]

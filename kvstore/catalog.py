@@ -61,6 +61,7 @@ class Catalog:
         self.ready: dict[bytes, int] = {}
         self.filling: dict[bytes, int] = {}
         self.evictions = 0
+        self.published = 0  # chunks that have become READY so far
         self.bytes = 0  # payload of the READY chunks
         self.on_evict: Callable[[bytes, int], None] = lambda _key, _slot: None
         # Slot 0 is on top: the arena is pre-faulted from its beginning.
@@ -133,6 +134,7 @@ class Catalog:
         self.ready[key] = slot
         self._state[slot] = SlotState.READY
         self._length[slot] = length
+        self.published += 1
         self.bytes += length
         self._idle += 1
         self.policy.add(key)

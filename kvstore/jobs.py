@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from .errors import ClosedError
 from .serving import Serving
 
 __all__ = ["Job", "Prefetched"]
@@ -100,13 +102,18 @@ class Job(Generic[_T]):
         if not self.future.done():
             loop = asyncio.get_running_loop()
             waiter = asyncio.wrap_future(self.future)
+            waiter.add_done_callback(lambda w: w.cancelled() or w.exception())  # told by the future itself
             fd = os.dup(self._store.fileno())  # a loop knows one reader for each descriptor
-            loop.add_reader(fd, self._store.poll)
+            loop.add_reader(fd, self._look)
             try:
                 while not waiter.done():
                     await asyncio.wait([waiter], timeout=_TICK)
-                    self._store.poll()
+                    self._look()
             finally:
                 loop.remove_reader(fd)
                 os.close(fd)
         return self.future.result(timeout=0)
+
+    def _look(self) -> None:
+        with suppress(ClosedError):  # then the future says so
+            self._store.poll()

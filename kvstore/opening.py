@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import msgspec
 from .arena import Arena
 from .backends import Backend, create
 from .catalog import Catalog
+from .collect.limits import is_shared
+from .collect.report import INSTANCE_BYTES
 from .config import HostConfig, StoreConfig, TierConfig, parse
 from .engine.base import BATCH_LIMIT, Engine
 from .errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
 from .events import EventQueue
-from .ledger import Ledger
+from .ledger import Ledger, object_size
 from .namespace import Namespace
-from .planner import Direction, Planner, TierState
+from .planner import Direction, Planner, Tally, TierState
 from .policy import make_policy
 from .store import Store
 
@@ -143,8 +147,24 @@ def _make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
         write_limit=max(1, slots // (2 * len(config.tiers))),
         reads=Direction(_WINDOW * tier.workers),
         writes=Direction(_WINDOW * tier.workers),
-        ledger=Ledger(tier.capacity) if tier.capacity is not None else None,
+        ledger=Ledger(tier.capacity) if tier.capacity is not None and tier.scheme != "file" else None,
+        tally=_make_tally(config, index),
     )
+
+
+def _make_tally(config: StoreConfig, index: int) -> Tally | None:
+    """For a tier whose limits are shared; the lanes of the collectors follow those of the tiers."""
+    if not is_shared(config.tiers[index]):
+        return None
+    lane = len(config.tiers) + sum(map(is_shared, config.tiers[:index]))
+    return Tally(os.urandom(INSTANCE_BYTES), lane, object_size(config.chunk_size))
+
+
+def _lanes(config: StoreConfig) -> list[TierConfig]:
+    """What the engine serves: the tiers, and for each whose limits are shared another one with a single
+    worker, which collects, so that no transfer ever waits for that."""
+    collecting = [msgspec.structs.replace(tier, workers=1) for tier in config.tiers if is_shared(tier)]
+    return [*config.tiers, *collecting]
 
 
 def make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factory: BackendFactory) -> Engine:
@@ -153,32 +173,38 @@ def make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factory
         from .engine.processes import ProcessesEngine, ProcessTier
 
         return ProcessesEngine(
-            [ProcessTier(tier, tier.workers, _concurrency(tier)) for tier in config.tiers],
+            [ProcessTier(tier, tier.workers, _concurrency(tier)) for tier in _lanes(config)],
             arena,
             namespace,
             factory,
             nice=config.nice,
             affinity=config.affinity,
         )
+    from .collect.collector import collector_of
     from .engine.worker import Worker
 
-    def worker_of(tier: TierConfig) -> Callable[[], Worker]:
-        return lambda: Worker(
-            factory(tier, namespace),
+    def make_worker(tier: TierConfig) -> Worker:
+        backend = factory(tier, namespace)
+        return Worker(
+            backend,
             arena.view,
             retries=tier.retries,
             timeout=tier.timeout,
             concurrency=_concurrency(tier),
+            collector=collector_of(tier, namespace, backend),
         )
 
     if config.engine == "inline":
         from .engine.inline import InlineEngine
 
-        return InlineEngine([worker_of(tier)() for tier in config.tiers])
+        return InlineEngine([make_worker(tier) for tier in _lanes(config)])
     from .engine.threads import ThreadsEngine, ThreadTier
 
     return ThreadsEngine(
-        [ThreadTier(tier.name, worker_of(tier), tier.workers, tier.timeout) for tier in config.tiers]
+        [
+            ThreadTier(tier.name, partial(make_worker, tier), tier.workers, tier.timeout)
+            for tier in _lanes(config)
+        ]
     )
 
 
@@ -200,7 +226,7 @@ def _settled(config: StoreConfig) -> StoreConfig:
 
 def _start(engine: Engine, tiers: list[TierState], clock: Callable[[], float]) -> None:
     """Open every tier; one that is not required may be down."""
-    for tier, error in zip(tiers, engine.start(), strict=True):
+    for tier, error in zip(tiers, engine.start(), strict=False):  # collectors open theirs when they are asked
         if error is None:
             continue
         if tier.config.required or isinstance(error, ConfigError | NamespaceMismatchError):

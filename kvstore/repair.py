@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -149,7 +149,7 @@ def repair(
     pace: Callable[[int], None] | None = None,
     cursor: Cursor | None = None,
     stale_after: float = STALE_AFTER,
-) -> Iterator[Action]:
+) -> Generator[Action, None, None]:
     """Scan namespaces, and mend what is wrong in them.
 
     Parameters

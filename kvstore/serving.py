@@ -221,7 +221,12 @@ class Serving:
         return self.arena.view(slot)[: self._catalog.length(slot)]
 
     def _is_paid(self) -> bool:
-        return self._planner.pay_all(self.clock()) and self._planner.settled(self._planner.write_sequence)
+        planner = self._planner
+        return (
+            planner.pay_all(self.clock())
+            and planner.settled(planner.write_sequence)
+            and planner.leave(self.clock())
+        )
 
     def _deadline(self, timeout: float | None) -> float:
         return float("inf") if timeout is None else self.clock() + timeout

@@ -28,6 +28,8 @@ __all__ = [
     "retryable",
 ]
 
+_S3 = frozenset({"s3", "s3a"})
+
 
 def create(tier: TierConfig, namespace: Namespace) -> FileBackend:
     """The backend of `tier` for one namespace, not yet opened.
@@ -68,6 +70,18 @@ def connect(tier: TierConfig, context: BackendContext, directory: str) -> FileBa
 
         return MemoryBackend(context, tier.path, directory)
     _check_scheme(tier)
+    if tier.scheme in _S3:
+        from .s3 import S3Backend
+
+        return S3Backend(
+            context,
+            tier.url,
+            directory,
+            tier.storage_options,
+            timeout=tier.timeout,
+            retries=tier.retries,
+            concurrency=tier.concurrency,
+        )
     from .generic import GenericBackend
 
     return GenericBackend(context, tier.url, directory, tier.storage_options)
@@ -92,6 +106,10 @@ def namespaces(tier: TierConfig) -> Iterator[tuple[str, bytes | None]]:
 
         return memory.namespaces(tier.path)
     _check_scheme(tier)
+    if tier.scheme in _S3:
+        from . import s3
+
+        return s3.namespaces(tier.url, tier.storage_options, timeout=tier.timeout, retries=tier.retries)
     from . import generic
 
     return generic.namespaces(tier.url, tier.storage_options)

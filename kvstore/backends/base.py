@@ -39,6 +39,9 @@ class Capabilities:
         Objects move between the device and the slot without the page cache.
     quarantine : bool
         A bad object can be moved aside.
+    retries : bool
+        The backend's client repeats failed requests by a policy of its own, which gets the tier's
+        ``retries``; the worker then repeats none.
     shared : bool
         Other processes that open the same URL see the same objects.
     """
@@ -47,6 +50,7 @@ class Capabilities:
     first_writer_wins: bool = False
     direct_io: bool = False
     quarantine: bool = False
+    retries: bool = False
     shared: bool = True
 
 

@@ -4,6 +4,7 @@
 ``/``:
 
 - ``namespace.json``: the manifest
+- ``accounting/<name>``: what instances that share a capacity tell each other
 - ``<ab>/<key hex>.kv``: a chunk; ``<ab>`` are the first two digits of the key
 - ``<name>.<writer>.tmp``: a file that is being written, beside the name it will get
 - ``quarantine/<name>.<nanoseconds>.bad``: what was moved aside; the name is the key in hex of a bad object,
@@ -20,6 +21,7 @@ from enum import Enum
 from typing import NamedTuple
 
 __all__ = [
+    "ACCOUNTING",
     "MANIFEST",
     "Entry",
     "Kind",
@@ -31,6 +33,7 @@ __all__ = [
     "temp_name",
 ]
 
+ACCOUNTING = "accounting"
 MANIFEST = "namespace.json"
 
 _OBJECT = re.compile(r"(?P<fan>[0-9a-f]{2})/(?P<key>(?P=fan)(?:[0-9a-f]{2}){15,63})\.kv")
@@ -47,6 +50,7 @@ class Kind(Enum):
     OBJECT = "object"
     TEMP = "temp"
     MANIFEST = "manifest"
+    ACCOUNTING = "accounting"
     QUARANTINED = "quarantined"
     FOREIGN = "foreign"
 
@@ -101,6 +105,8 @@ def classify(name: str) -> tuple[Kind, bytes | None]:
         return Kind.OBJECT, bytes.fromhex(match["key"])
     if name == MANIFEST:
         return Kind.MANIFEST, None
+    if name.startswith(f"{ACCOUNTING}/"):
+        return Kind.ACCOUNTING, None
     if match := _QUARANTINED.fullmatch(name):
         return Kind.QUARANTINED, bytes.fromhex(match["key"]) if match["key"] else None
     return (Kind.TEMP if name.endswith(".tmp") else Kind.FOREIGN), None

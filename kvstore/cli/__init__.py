@@ -29,6 +29,9 @@ COMMANDS = (
     "ls",
     "stat",
     "verify",
+    "copy",
+    "warm",
+    "conformance",
     "bench",
 )
 """Names of the commands, in the order of the help."""

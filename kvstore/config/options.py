@@ -190,6 +190,20 @@ OPTIONS: dict[str, Option] = _table(
         help="Whether opening fails when the tier cannot be reached; if not, it is down until it answers.",
     ),
     Option(
+        name="min_free",
+        kind=SIZE,
+        example="50GiB",
+        tiers="file",
+        help="Bytes of the file system that are left free, and the same share of its inodes.",
+    ),
+    Option(
+        name="ttl",
+        kind=TIMEOUT,
+        example="7d",
+        tiers="file",
+        help="How long a chunk is kept that nobody uses.",
+    ),
+    Option(
         name="durability",
         kind=choice("none", "data", "full"),
         default="none",
@@ -213,10 +227,8 @@ OPTIONS: dict[str, Option] = _table(
         tiers="file",
         help="Permissions of files, in octal; directories may also be entered by those who may read.",
     ),
-    Option(name="ttl", kind=LATER, available=False),
     Option(name="admit", kind=LATER, available=False),
     Option(name="min_priority", kind=LATER, available=False),
-    Option(name="min_free", kind=LATER, tiers="file", available=False),
     Option(name="serve", kind=LATER, tiers="host", available=False),
     Option(name="transport", kind=LATER, tiers="peer", available=False),
 )

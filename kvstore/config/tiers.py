@@ -80,8 +80,11 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
         Seconds.
     retries, workers, concurrency : int
     required : bool
+    min_free : int or None
+        Bytes; of ``file://`` only, as are the next four.
+    ttl : float or None
+        Seconds.
     durability : {"none", "data", "full"}
-        Of ``file://`` only, as are the next two.
     direct : {"auto", "on", "off"}
     mode : int
         Permission bits of files.
@@ -106,6 +109,8 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = OPTIONS["workers"].default
     concurrency: int = OPTIONS["concurrency"].default
     required: bool = OPTIONS["required"].default
+    min_free: int | None = OPTIONS["min_free"].default
+    ttl: float | None = OPTIONS["ttl"].default
     durability: Literal["none", "data", "full"] = OPTIONS["durability"].default
     direct: Literal["auto", "on", "off"] = OPTIONS["direct"].default
     mode: int = OPTIONS["mode"].default

@@ -41,6 +41,7 @@ class Verb(IntEnum):
     DELETE = 2
     WRITE = 3
     SCAN = 4
+    COLLECT = 5
 
 
 class Status(IntEnum):
@@ -74,7 +75,8 @@ class Result(NamedTuple):
     """Outcome of one item.
 
     `value` is the payload length for READ, 1 when WRITE created the object (else 0), 1 when a CORRUPT object
-    was moved to quarantine; `seconds` is the time that the verb took in the worker.
+    was moved to quarantine, the bytes granted for COLLECT; `seconds` is the time that the verb took in the
+    worker.
     """
 
     status: Status
@@ -87,7 +89,9 @@ class Completion(NamedTuple):
     """Some items of a batch have ended: those from index `first` on, one result each.
 
     A SCAN has one item and brings `rows` (key, size in bytes, mtime in seconds) in as many completions as it
-    likes, its result in the last. `counters` are increments of the backend's own metrics.
+    likes, its result in the last. So does a COLLECT, whose key is a packed :class:`~kvstore.collect.report.Report`
+    and whose rows are those of an :class:`~kvstore.collect.report.Answer`. `counters` are increments of the
+    backend's own metrics.
     """
 
     id: int

@@ -28,6 +28,7 @@ import msgspec
 
 from ..arena import Arena
 from ..backends import Backend
+from ..collect.collector import collector_of
 from ..config import TierConfig
 from ..errors import ConfigError
 from ..namespace import Namespace
@@ -116,12 +117,14 @@ def _watch(parent: int) -> None:
 
 def _make_worker(spec: Spec) -> Worker:
     _take_place(spec)
+    backend = spec.factory(spec.tier, spec.namespace)
     return Worker(
-        spec.factory(spec.tier, spec.namespace),
+        backend,
         Arena.from_fd(spec.arena_fd).view,
         retries=spec.tier.retries,
         timeout=spec.tier.timeout,
         concurrency=spec.concurrency,
+        collector=collector_of(spec.tier, spec.namespace, backend),
     )
 
 

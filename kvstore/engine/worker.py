@@ -22,6 +22,8 @@ from tenacity import (
 
 from ..backends import retryable
 from ..backends.base import Backend
+from ..collect.collector import Collector
+from ..collect.report import Report
 from ..errors import CorruptChunkError
 from .base import Batch, Completion, Result, Status, Verb, answer_all
 
@@ -56,6 +58,8 @@ class Worker:
         Seconds within which attempts are made.
     concurrency : int
         Operations at a time; more than one only helps where an operation mostly waits.
+    collector : Collector, optional
+        Takes the turns that a COLLECT asks for.
     """
 
     def __init__(
@@ -66,11 +70,13 @@ class Worker:
         retries: int = 0,
         timeout: float = 10.0,
         concurrency: int = 1,
+        collector: Collector | None = None,
     ) -> None:
         if backend.capabilities.retries:
             retries = 0
         self._backend = backend
         self._view = view
+        self._collector = collector
         self._opened = False
         self._pool = ThreadPoolExecutor(concurrency, "kvstore-io") if concurrency > 1 else None
         self._retrying = Retrying(
@@ -93,6 +99,8 @@ class Worker:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         try:
+            if self._collector is not None:
+                self._collector.close()
             self._backend.close()
         except Exception:  # the store is closing: there is nobody left to tell
             pass
@@ -114,6 +122,8 @@ class Worker:
             emit(answer_all(batch, Result(Status.OK)))
         elif batch.verb is Verb.SCAN:
             self._scan(batch, emit)
+        elif batch.verb is Verb.COLLECT:
+            self._collect(batch, emit)
         else:
             self._transfer(batch, emit)
 
@@ -129,6 +139,15 @@ class Worker:
         while some := [(row.key, row.size, row.mtime) for row in islice(rows, _ROWS)]:
             emit(Completion(batch.id, 0, [], some, {}))
         emit(answer_all(batch, Result(Status.OK)))
+
+    def _collect(self, batch: Batch, emit: _Emit) -> None:
+        assert self._collector is not None
+        started = time.perf_counter()
+        answer = self._collector.turn(Report.unpack(batch.keys[0]))
+        rows = iter(answer.rows())
+        while some := list(islice(rows, _ROWS)):
+            emit(Completion(batch.id, 0, [], some, {}))
+        emit(answer_all(batch, Result(Status.OK, answer.granted, time.perf_counter() - started)))
 
     def _transfer(self, batch: Batch, emit: _Emit) -> None:
         move = self._read if batch.verb is Verb.READ else self._write

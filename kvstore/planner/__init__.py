@@ -3,6 +3,6 @@
 from .core import Lookup, Planner
 from .erase import Erasure
 from .fetch import Fetch
-from .tier import Direction, TierState
+from .tier import Direction, Tally, TierState
 
-__all__ = ["Direction", "Erasure", "Fetch", "Lookup", "Planner", "TierState"]
+__all__ = ["Direction", "Erasure", "Fetch", "Lookup", "Planner", "Tally", "TierState"]

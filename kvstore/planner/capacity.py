@@ -1,7 +1,8 @@
-"""``capacity=`` of a secondary tier, enforced by this instance: writes wait until there is room, and make it.
+"""``capacity=`` of a secondary tier: writes wait until there is room.
 
-The ledger learns from a scan at open what is there; until then nothing is written. Victims are the least
-recently used.
+In a directory all instances keep to its limits together (:mod:`kvstore.planner.shared`). Elsewhere each makes
+room for itself: its ledger learns from a scan at open what is there; until then nothing is written. Victims
+are the least recently used.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from ..collect.report import Report
 from ..engine.base import Result, Verb
 from ..ledger import Ledger, object_size
 from .dispatch import Dispatcher
 from .erase import Erasure
+from .shared import SharedGate
 from .tier import Item, TierState
 
 __all__ = ["CapacityKeeper"]
@@ -30,20 +33,51 @@ class CapacityKeeper:
         The eraser's; set by whoever puts the planner together.
     on_dropped : callable
         Called with ``(tier, item)`` for a write that no eviction can make room for.
+    on_collected : callable
+        Called with ``(tier, keys, now)`` for what the collector of a shared tier has deleted.
     """
 
     erase_from: _EraseFrom
     on_dropped: Callable[[TierState, Item], None]
+    on_collected: Callable[[TierState, Sequence[bytes], float], None]
 
     def __init__(self, tiers: Sequence[TierState], dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._gates = {
-            tier.index: _Gate(self, tier, tier.ledger) for tier in tiers if tier.ledger is not None
-        }
+        self._gates: dict[int, _Gate | SharedGate] = {}
+        self._shared: list[SharedGate] = []
         dispatcher.register(Verb.SCAN, self)
+        dispatcher.register(Verb.COLLECT, self)
         dispatcher.on_rows = lambda tier, rows: self._gates[tier.index].rows.extend(rows)
-        for gate in self._gates.values():
-            dispatcher.enqueue(gate.tier, Verb.SCAN, [(b"", -1, 0)])
+        for tier in tiers:
+            if tier.tally is not None:
+                self._gates[tier.index] = gate = SharedGate(self, tier, tier.tally)
+                self._shared.append(gate)
+            elif tier.ledger is not None:
+                self._gates[tier.index] = _Gate(self, tier, tier.ledger)
+                dispatcher.enqueue(tier, Verb.SCAN, [(b"", -1, 0)])
+
+    @property
+    def busy(self) -> bool:
+        """Whether a collector has to be asked even if nothing else happens."""
+        return any(gate.busy for gate in self._shared)
+
+    @property
+    def next_due(self) -> float:
+        """No busy gate has anything to ask before this time."""
+        return min((gate.due for gate in self._shared if gate.busy), default=float("inf"))
+
+    def advance(self, now: float) -> None:
+        """Ask the collectors that are due."""
+        for gate in self._shared:
+            gate.advance(now)
+
+    def leave(self, now: float) -> bool:
+        """Tell the collectors that this instance ends; True once they know."""
+        return all([gate.leave(now) for gate in self._shared])
+
+    def ask(self, tier: TierState, report: Report) -> None:
+        """Send a report to the collector of a tier."""
+        self._dispatcher.enqueue(tier, Verb.COLLECT, [(report.pack(), -1, 0)])
 
     def enqueue(self, tier: TierState, item: Item, now: float) -> None:
         """Queue a write: at once, or as soon as there is room for it."""
@@ -56,37 +90,37 @@ class CapacityKeeper:
 
     def withdraw(self, tier: TierState, key: bytes) -> Item | None:
         """Take back a write that no worker has yet; None when it is under way."""
+        gate = self._gates.get(tier.index)
         queues = [tier.writes.queues[Verb.WRITE]]
-        if tier.index in self._gates:
-            queues.append(self._gates[tier.index].held)
+        if gate is not None:
+            queues.append(gate.held)
         for queue in queues:
             for i, item in enumerate(queue):
                 if item[0] == key:
                     del queue[i]
-                    if tier.ledger is not None and queue is queues[0]:
-                        tier.ledger.expected -= object_size(item[2])
+                    if gate is not None and queue is queues[0]:
+                        gate.taken_back(object_size(item[2]))
                     return item
         return None
 
     def withdrawn(self, tier: TierState, now: float) -> None:
         """A write was taken back: others may fit in its place."""
-        if tier.ledger is not None:
-            self._gates[tier.index].open(now)
+        gate = self._gates.get(tier.index)
+        if gate is not None:
+            gate.open(now)
 
     def ended(self, tier: TierState, item: Item, now: float) -> None:
         """A write that was passed on has ended, well or not."""
-        if tier.ledger is not None:
-            tier.ledger.expected -= object_size(item[2])
-            self._gates[tier.index].open(now)
+        gate = self._gates.get(tier.index)
+        if gate is not None:
+            gate.ended(object_size(item[2]), now)
 
     def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
-        """A scan has ended. What it could not see is not counted: better some bytes too many than no writes
-        at all."""
-        gate = self._gates[tier.index]
-        gate.load(now)
+        """A scan or a turn of a collector has ended."""
+        self._gates[tier.index].done(result, now)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
-        """The scan was given up before; what it found is not used."""
+        """It was given up before; what it found is not used."""
 
     def release(self, item: Item, tier: TierState) -> None:
         """Pass a write on to the dispatcher."""
@@ -105,8 +139,9 @@ class _Gate:
         self._loaded = False
         self._leaving: dict[bytes, int] = {}
 
-    def load(self, now: float) -> None:
-        """Take over what the scan has found."""
+    def done(self, result: Result, now: float) -> None:
+        """Take over what the scan has found. What it could not see is not counted: better some bytes too many
+        than no writes at all."""
         written = dict.fromkeys(self.tier.writing)
         self._ledger.load([row for row in self.rows if row[0] not in written])
         self.tier.chunks, self.tier.bytes = len(self._ledger), self._ledger.used
@@ -130,6 +165,15 @@ class _Gate:
                 return
             else:
                 self._keeper.on_dropped(self.tier, self.held.popleft())
+
+    def ended(self, size: int, now: float) -> None:
+        """A write that was passed on has ended, well or not."""
+        self._ledger.expected -= size
+        self.open(now)
+
+    def taken_back(self, size: int) -> None:
+        """A write that was passed on will not happen."""
+        self._ledger.expected -= size
 
     def evicted(self, key: bytes, error: str, now: float) -> None:
         """A victim is gone; or it cannot be deleted, and then the write that wanted its room is dropped."""

@@ -161,6 +161,8 @@ class Cascader:
             tier.counters.written_bytes += length
             tier.chunks += 1
             tier.bytes += object_size(length)
+            if tier.tally is not None:
+                tier.tally.wrote(object_size(length))
             self._events.emit(report.written((key,), self._host, tier))
         if tier.ledger is not None and key not in tier.ledger:
             tier.ledger.add(key, object_size(length))

@@ -9,6 +9,7 @@ locate       where is a key? presence and probes
 fetch        promotion in key order, in waves, single-flight
 cascade      writes to the tiers: through, on evict, cleaning
 capacity     room in tiers that have a ``capacity``
+shared       the same where instances share it
 erase        deletion that no late write can undo
 ============ ==============================================================
 """
@@ -81,11 +82,12 @@ class Planner:
         self._dispatcher = Dispatcher(tiers, events)
         self._locator = Locator(tiers, self._dispatcher)
         self._fetcher = Fetcher(tiers, catalog, self._dispatcher, self._locator, events, host, budget)
-        keeper = CapacityKeeper(tiers, self._dispatcher)
+        self._keeper = keeper = CapacityKeeper(tiers, self._dispatcher)
         self._cascader = Cascader(tiers, catalog, keeper, events, host)
         self._dispatcher.register(Verb.WRITE, self._cascader)
         self._eraser = Eraser(tiers, self._dispatcher, self._cascader.withdraw, events)
         keeper.erase_from, keeper.on_dropped = self._eraser.erase_from, self._cascader.drop
+        keeper.on_collected = self._eraser.collected
         self._cascader.on_over = self._eraser.write_over
         catalog.on_evict = self._evicted
 
@@ -94,12 +96,12 @@ class Planner:
     @property
     def busy(self) -> bool:
         """Whether anything is queued or running."""
-        return self._dispatcher.busy
+        return self._dispatcher.busy or self._keeper.busy
 
     @property
     def next_deadline(self) -> float:
-        """Nothing is overdue before this time."""
-        return self._dispatcher.next_deadline
+        """Nothing is due or overdue before this time."""
+        return min(self._dispatcher.next_deadline, self._keeper.next_due)
 
     def take_outbox(self) -> list[Batch]:
         """Batches to submit."""
@@ -121,6 +123,7 @@ class Planner:
         self._dispatcher.expire(now)
         self._fetcher.advance(now, may_evict=may_evict)
         self._cascader.clean(now)
+        self._keeper.advance(now)
         self._dispatcher.pump(now)
 
     # Look-ups and loads.
@@ -266,6 +269,10 @@ class Planner:
         """Queue what on-evict tiers are owed, as room allows; True when nothing is owed any more."""
         self._cascader.clean(now, all_of_it=True)
         return not any(tier.owed for tier in self.tiers)
+
+    def leave(self, now: float) -> bool:
+        """Tell those who share limits with this store that it ends; True once they know, or cannot be told."""
+        return self._keeper.leave(now)
 
     @property
     def write_sequence(self) -> int:

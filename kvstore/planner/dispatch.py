@@ -30,7 +30,7 @@ __all__ = ["Dispatcher", "Handler"]
 _KEYS = 256
 #: Latency histogram that a verb's seconds go to.
 _HISTOGRAM = {Verb.PROBE: "lookup", Verb.READ: "load", Verb.WRITE: "store"}
-_IN_ORDER = (Verb.PROBE, Verb.READ, Verb.DELETE, Verb.WRITE, Verb.SCAN)
+_IN_ORDER = (Verb.PROBE, Verb.READ, Verb.DELETE, Verb.WRITE, Verb.SCAN, Verb.COLLECT)
 
 
 class Handler(Protocol):
@@ -74,7 +74,7 @@ class Dispatcher:
     @property
     def busy(self) -> bool:
         """Whether a worker has anything, or anything waits for one."""
-        return bool(self._flights) or any(len(t.reads) or len(t.writes) for t in self.tiers)
+        return bool(self._flights) or any(len(t.reads) or len(t.writes) or len(t.upkeep) for t in self.tiers)
 
     def register(self, verb: Verb, handler: Handler) -> None:
         """Send the results of `verb` to `handler`."""
@@ -89,7 +89,7 @@ class Dispatcher:
     def pump(self, now: float) -> None:
         """Cut as many batches as windows and breakers allow."""
         for tier in self.tiers:
-            for direction in (tier.reads, tier.writes):
+            for direction in (tier.reads, tier.writes, tier.upkeep):
                 if not any(direction.queues.values()):
                     continue
                 while direction.in_flight < direction.window and self._cut(tier, direction, now):
@@ -141,7 +141,7 @@ class Dispatcher:
         items = [queue.popleft() for _ in range(min(most, share))]
         keys, slots, lengths = (list(column) for column in zip(*items, strict=True))
         self._next_id += 1
-        batch = Batch(self._next_id, tier.index, verb, keys, slots, lengths)
+        batch = Batch(self._next_id, tier.lane(verb), verb, keys, slots, lengths)
         # Behind at most `window` others, it starts when they are done: each may take its whole time.
         ahead = direction.in_flight // tier.config.workers
         deadline = now + tier.config.timeout * (1 + ahead)

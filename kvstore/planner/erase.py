@@ -121,12 +121,22 @@ class Eraser:
         if tier.ledger is not None and (size := tier.ledger.remove(key)):
             self._shrink(tier, size)
         elif tier.ledger is None and tier.presence.get(key) is Known.PRESENT:
-            self._shrink(tier, tier.bytes // max(1, tier.chunks))  # its own size is not remembered
+            size = tier.bytes // max(1, tier.chunks)  # its own is not remembered
+            self._shrink(tier, size)
+            if tier.tally is not None:
+                tier.tally.erased(size)
         tier.presence.lost(key, now)
         tier.tombs.discard(key)
         waiting = self._waiting.get((tier.index, key)) or [Erasure()]
         tier.counters.add(waiting[0].counter)
         self._events.emit(report.removed((key,), tier))
+
+    def collected(self, tier: TierState, keys: Sequence[bytes], now: float) -> None:
+        """The collector of a shared tier has deleted `keys`."""
+        for key in keys:
+            tier.presence.lost(key, now)
+        tier.counters.add("evictions", len(keys))
+        self._events.emit(report.removed(keys, tier))
 
     def _shrink(self, tier: TierState, size: int) -> None:
         tier.chunks = max(0, tier.chunks - 1)

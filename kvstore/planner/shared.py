@@ -65,7 +65,7 @@ class SharedGate:
     @property
     def busy(self) -> bool:
         """Whether the collector has to be asked even if nothing else happens."""
-        return bool(self.held or self._more or self._grant or self._is_news())
+        return not self._left and bool(self.held or self._more or self._grant or self._is_news())
 
     def open(self, now: float) -> None:
         """Let writes pass while they are granted; drop what has no hope."""
@@ -98,7 +98,7 @@ class SharedGate:
 
     def advance(self, now: float) -> None:
         """Ask the collector, if it is time."""
-        if self._asking or now < self.due:
+        if self._asking or self._left or now < self.due:
             return
         self._sent = self._report()
         self._asking = True
@@ -135,7 +135,9 @@ class SharedGate:
         tally, held = self._tally, [object_size(item[2]) for item in self.held]
         if not (held or self._expected or self._is_news()) or self._refused_since is not None:
             self._grant = 0
-        news = bool(held or self._expected or self._is_news()) and not self._leaving
+        active = bool(held or self._expected or self._is_news()) and not self._leaving
+        if self._shut:
+            held = [tally.largest]  # enough to begin again
         needed = max(0, sum(held) - self._grant)
         return Report(
             tally.instance,
@@ -146,8 +148,8 @@ class SharedGate:
             claimed=self._grant + self._expected,
             least=max(0, held[0] - self._grant) if held else 0,
             needed=needed,
-            wanted=needed + max(0, self._ahead() - self._grant) if news else 0,
-            leaving=self._leaving and not held and not self._expected,
+            wanted=needed + max(0, self._ahead() - self._grant) if active else needed,
+            leaving=self._leaving and not self.held and not self._expected,
         )
 
     def _is_news(self) -> bool:
@@ -157,7 +159,7 @@ class SharedGate:
 
     def _ahead(self) -> int:
         """Bytes to have in hand while writes go on."""
-        objects = _AHEAD * object_size(self.tier.chunk_size)
+        objects = _AHEAD * self._tally.largest
         capacity = self.tier.config.capacity
         return objects if capacity is None else min(objects, capacity // _SHARE)
 
@@ -188,4 +190,4 @@ class SharedGate:
         if self.held:
             return 0.0 if granted or self._more else _AFTER_A_REFUSAL
         # A collector that nobody waits for rests as long as it works.
-        return seconds if self._more else _AFTER_A_WRITE if self.busy else _USUALLY
+        return seconds if self._more else _AFTER_A_WRITE if self.busy or self._shut else _USUALLY

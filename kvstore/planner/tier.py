@@ -12,7 +12,7 @@ from ..ledger import Ledger
 from ..metrics import TierCounters
 from ..presence import Presence
 
-__all__ = ["READS", "Direction", "Item", "TierState"]
+__all__ = ["READS", "Direction", "Item", "Tally", "TierState"]
 
 #: The verbs that bring something up; the others write.
 READS = frozenset({Verb.PROBE, Verb.READ})
@@ -34,6 +34,41 @@ class Direction:
         return sum(map(len, self.queues.values()))
 
 
+@dataclass
+class Tally:
+    """What this instance has done to a tier whose limits it shares with others.
+
+    Attributes
+    ----------
+    instance : bytes
+        Its name among them.
+    lane : int
+        Which of the engine's tiers it is whose worker collects.
+    largest : int
+        Bytes on storage of the largest chunk.
+    created, created_bytes, deleted, deleted_bytes : int
+        Objects, and their bytes on storage, so far.
+    """
+
+    instance: bytes
+    lane: int
+    largest: int
+    created: int = 0
+    created_bytes: int = 0
+    deleted: int = 0
+    deleted_bytes: int = 0
+
+    def wrote(self, size: int) -> None:
+        """This instance has created an object of `size` bytes."""
+        self.created += 1
+        self.created_bytes += size
+
+    def erased(self, size: int) -> None:
+        """This instance has deleted an object of `size` bytes."""
+        self.deleted += 1
+        self.deleted_bytes += size
+
+
 @dataclass(eq=False)
 class TierState:
     """State of one secondary tier, shared by the parts of the planner.
@@ -46,6 +81,10 @@ class TierState:
         Transfers in one batch at most.
     write_limit : int
         Host slots that waiting and running writes to this tier may hold.
+    tally : Tally, optional
+        Of a tier whose limits are shared; it has no ledger.
+    upkeep : Direction
+        Questions to the collector of such a tier.
     tombs : set of bytes
         Keys under deletion (or whose deletion failed): neither read from nor written to the tier.
     writing : dict
@@ -66,6 +105,8 @@ class TierState:
     presence: Presence = field(default_factory=Presence)
     counters: TierCounters = field(default_factory=TierCounters)
     ledger: Ledger | None = None
+    tally: Tally | None = None
+    upkeep: Direction = field(default_factory=lambda: Direction(1))
     tombs: set[bytes] = field(default_factory=set)
     writing: dict[bytes, int] = field(default_factory=dict)
     overdue: set[bytes] = field(default_factory=set)
@@ -85,7 +126,13 @@ class TierState:
 
     def direction(self, verb: Verb) -> Direction:
         """The direction that `verb` belongs to."""
+        if verb is Verb.COLLECT:
+            return self.upkeep
         return self.reads if verb in READS else self.writes
+
+    def lane(self, verb: Verb) -> int:
+        """Which of the engine's tiers serves `verb`."""
+        return self.tally.lane if verb is Verb.COLLECT and self.tally is not None else self.index
 
     def readable(self, now: float) -> bool:
         """Whether the tier may be asked for chunks at time `now`."""

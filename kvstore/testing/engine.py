@@ -40,7 +40,7 @@ _PATIENCE = 20.0
 _AT_ONCE = 0.5
 _IN_CALLERS_THREAD = "this engine works in its caller's thread"
 
-Rows = list[tuple[bytes, int, float]]
+_Rows = list[tuple[bytes, int, float]]
 
 
 class Stage:
@@ -60,7 +60,7 @@ class Stage:
         self.engine, self.arena, self.plan = engine, arena, plan
         self.results: dict[tuple[int, int], list[Result]] = defaultdict(list)
         self.order: list[int] = []
-        self.rows: Rows = []
+        self.rows: _Rows = []
         self._asked: dict[int, int] = {}
         self._open = True
 

@@ -1,8 +1,9 @@
 """What a busy main loop feels of the storage below it.
 
 A loop of dict look-ups stands for an engine's scheduler: steps of one to two milliseconds that hold the
-interpreter. It runs alone, over the process engine at full rate on half of the cores, and, at the same rate of
-I/O, over the threads engine and over the C extension that vLLM's own file tier uses, in interleaved rounds.
+interpreter. It runs alone, over the process engine at full rate on half of the cores, and, at the same rate
+of I/O, over the threads engine and over the C extension that vLLM's own file tier uses, in interleaved
+rounds.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ import kvstore
 from kvstore.arena import Arena
 from support.object_store import Bucket
 
-s3fs = pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
 
+import s3fs
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 

@@ -34,8 +34,3 @@ class TestInline(Configured):
 
 class TestThreads(Configured):
     engine, kind = "threads", ThreadsEngine
-
-
-class TestProcesses(Configured):
-    from kvstore.engine.processes import ProcessesEngine
-    engine, kind = "processes", ProcessesEngine

@@ -151,9 +151,10 @@ def test_a_full_disk_stops_stores_and_loads_go_on(world: World) -> None:
     assert "No space left" in states[0]
 
 
-def test_a_directory_that_cannot_be_listed(world: World) -> None:
-    """A tier with a capacity is listed at its opening; what could not be seen is not counted."""
-    store = world.open(Rule(Fault.EIO, "scan"), capacity="1MiB")
+def test_a_tier_that_cannot_be_listed(world: World, tmp_path: Path) -> None:
+    """Where nobody else keeps to the capacity a tier is listed at its opening; what cannot be seen is not
+    counted."""
+    store = world.open(Rule(Fault.EIO, "scan"), url=f"memory://{tmp_path}", capacity="1MiB")
     assert save(store, A_FEW) == set(A_FEW)
     assert store.flush(timeout=20)
     assert (first(world).errors, first(world).writes) == (1, 3)

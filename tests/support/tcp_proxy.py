@@ -166,25 +166,34 @@ class _Link:
         self._client = client
         self._server = server
         self._answered = 0
+        self._cutting = False
+        self._requests_over = threading.Event()
 
     def pass_requests(self) -> None:
+        """Until the client ends, or the proxy does."""
         with suppress(OSError):
-            while data := self._client.recv(_PIECE):
-                starts = self._proxy.note(data)
-                if not self._proxy.may_pass():
-                    return
-                if starts:
-                    self._answered = 0
-                    reply = self._proxy.reply(data) if self._proxy.reply is not None else None
-                    if reply is not None:
-                        self._client.sendall(reply)
-                        continue
-                if self._proxy.rewrite is not None:
-                    data = self._proxy.rewrite(data)
-                self._server.sendall(data)
-        self._end()
+            self._pass_requests()
+        self._requests_over.set()
+        if not self._cutting:
+            self._end()
+
+    def _pass_requests(self) -> None:
+        while data := self._client.recv(_PIECE):
+            starts = self._proxy.note(data)
+            if not self._proxy.may_pass():
+                return
+            if starts:
+                self._answered = 0
+                reply = self._proxy.reply(data) if self._proxy.reply is not None else None
+                if reply is not None:
+                    self._client.sendall(reply)
+                    continue
+            if self._proxy.rewrite is not None:
+                data = self._proxy.rewrite(data)
+            self._server.sendall(data)
 
     def pass_answers(self) -> None:
+        """Until the server ends, or the proxy does."""
         with suppress(OSError):
             while data := self._server.recv(_PIECE):
                 if not self._proxy.may_pass():
@@ -201,6 +210,9 @@ class _Link:
 
     def _cut(self) -> None:
         if self._proxy.reset:
+            self._cutting = True
+            self._client.shutdown(socket.SHUT_RD)  # a socket is closed when no thread waits for it any longer
+            self._requests_over.wait(5.0)
             self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._client.close()
             self._server.shutdown(socket.SHUT_RDWR)

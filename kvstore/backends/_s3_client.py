@@ -1,0 +1,201 @@
+"""One S3 client: an s3fs filesystem on an event loop that runs in a thread of its own.
+
+Who owns what: the loop's thread runs every request of one client and is the only one that touches it. Any
+thread may call :meth:`Client.run`, which waits for a coroutine on the loop. A loop of its own keeps a
+worker's requests apart from those of other workers and of the caller's other filesystems.
+
+A request passes through four bounds, from the inside out: at most `concurrency` connections, a time-out of
+the socket, botocore's own retries, and a deadline of the whole operation. s3fs would repeat once more what
+botocore has given up; that is switched off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from s3fs import S3FileSystem
+
+from ..errors import ClosedError
+from ._s3_errors import explain, without_user
+
+__all__ = ["Client"]
+
+#: Share of the tier's timeout an operation may take: it ends before the engine takes the worker for hung.
+_OPERATION = 0.8
+#: Share of it that a connection may be silent: an attempt that hangs leaves time for another.
+_SILENCE = 0.4
+#: Seconds until it is certain at `open` that nobody answers.
+_OPENING = 4.0
+#: Seconds that closing may take.
+_CLOSING = 2.0
+
+_T = TypeVar("_T")
+
+
+class Client:
+    """Requests to one bucket.
+
+    Parameters
+    ----------
+    url : str
+        Of the tier: ``s3://bucket/prefix``.
+    options : mapping
+        Arguments of `s3fs.S3FileSystem`.
+    timeout : float
+        Seconds of the tier's deadline.
+    retries : int
+        Attempts of botocore after the first.
+    concurrency : int
+        Requests at a time.
+
+    Attributes
+    ----------
+    bucket, prefix : str
+        From the URL; known when connected.
+    """
+
+    def __init__(
+        self, url: str, options: Mapping[str, Any], *, timeout: float, retries: int, concurrency: int
+    ) -> None:
+        self._url = url
+        self._options = _options(options, timeout=timeout, retries=retries, concurrency=concurrency)
+        self._usual_patience = _OPERATION * timeout
+        self._endpoint = ""
+        self._trouble: Exception | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._session: Any = None
+
+    def connect(self) -> None:
+        """Start the loop and build the filesystem; nothing is asked of the server. May be called again."""
+        self.close()
+        self._patience = min(_OPENING, self._usual_patience)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvstore-s3", daemon=True)
+        self._thread.start()
+        self.run(self._build)
+
+    async def _build(self) -> None:
+        try:
+            self._fs = S3FileSystem(**self._options)
+            self._fs.retries = 1
+            self._session = await self._fs.set_session()
+        except Exception as error:
+            raise explain(error, self._url, "") from None
+        self.bucket, self.prefix, _ = self._fs.split_path(self._url)
+        self._endpoint = without_user(self._session.meta.endpoint_url)
+        self._session.meta.events.register("needs-retry.s3", self._note_trouble)
+
+    def _note_trouble(self, caught_exception: Exception | None, **_: object) -> None:
+        """Remember what befell the last attempt: when time runs out between two, that is the reason."""
+        self._trouble = caught_exception
+
+    def settle(self) -> None:
+        """The server has answered: from now on, operations have their usual deadline."""
+        self._patience = self._usual_patience
+
+    def run(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
+        """Wait for ``function(*arguments)``, a coroutine on the loop.
+
+        Raises
+        ------
+        S3Error
+            It has not ended by its deadline; it is cancelled then, and touches no argument any longer.
+        ClosedError
+            The client is closed, or was meanwhile.
+        """
+        if self._loop is None or self._loop.is_closed():
+            raise ClosedError(f"{self._url}: the client is closed")
+        future = asyncio.run_coroutine_threadsafe(self._bounded(function, *arguments), self._loop)
+        return future.result()
+
+    async def _bounded(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
+        try:
+            async with asyncio.timeout(self._patience):
+                return await function(*arguments)
+        except TimeoutError as error:
+            raise explain(self._trouble or error, self._url, self._endpoint) from None
+
+    async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Make one request about the bucket.
+
+        Parameters
+        ----------
+        operation : str
+            As botocore names it.
+        **arguments
+            Of the operation.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such object.
+        ObjectExistsError
+            A condition of the request does not hold.
+        ConfigError, S3Error
+            See :func:`explain`.
+        """
+        try:
+            answer: dict[str, Any] = await self._fs._call_s3(operation, Bucket=self.bucket, **arguments)
+        except Exception as error:
+            raise explain(error, self._url, self._endpoint) from None
+        return answer
+
+    async def read(self, body: Any, size: int) -> bytes:
+        """Some bytes of an answer's body, `size` at most; none at its end.
+
+        Raises
+        ------
+        S3Error
+            The connection broke before the end.
+        """
+        try:
+            data: bytes = await body.read(size)
+        except Exception as error:
+            raise explain(error, self._url, self._endpoint) from None
+        return data
+
+    def close(self) -> None:
+        """Cancel what is under way, close the connections and end the thread."""
+        if self._loop is None or self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        self._thread.join(_CLOSING)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _close(self) -> None:
+        loop = asyncio.get_running_loop()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        try:
+            await asyncio.gather(*others, return_exceptions=True)
+            if self._session is not None:
+                await self._session.close()
+            await loop.shutdown_default_executor()
+        finally:
+            loop.stop()
+
+
+def _options(options: Mapping[str, Any], *, timeout: float, retries: int, concurrency: int) -> dict[str, Any]:
+    """Arguments of the filesystem: the user's, and the bounds of a worker where the user has set none.
+
+    Bodies are neither signed nor summed up by the client: each chunk has a checksum of its own, which is
+    verified when it is read.
+    """
+    theirs = dict(options.get("config_kwargs") or {})
+    config = {
+        "max_pool_connections": concurrency,
+        "connect_timeout": _SILENCE * timeout,
+        "read_timeout": _SILENCE * timeout,
+        "retries": {"mode": "standard", "total_max_attempts": retries + 1},
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        **theirs,
+        "s3": {"payload_signing_enabled": False, **(theirs.get("s3") or {})},
+    }
+    ours = {"asynchronous": True, "skip_instance_cache": True, "use_listings_cache": False}
+    return {**options, **ours, "config_kwargs": config}

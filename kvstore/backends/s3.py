@@ -1,0 +1,381 @@
+"""Objects in a bucket of S3, or of a server that speaks its protocol.
+
+Requests of each verb:
+
+- *probe*: one HEAD for each key, several at a time.
+- *read*: one GET of a range as long as the largest object. The answer names the object's size, so that a
+  longer one is known as such. The body goes into the buffers piece by piece, as it comes.
+- *write*: one PUT with the condition that the object be new (``If-None-Match: *``), so that the first writer
+  wins. The body is sent from the buffers. Where a server ignores or refuses the condition, which :meth:`open`
+  finds out, a HEAD goes ahead: of writers at the same moment the last one's bytes stay.
+- *delete*: one DeleteObjects for up to 1000 keys.
+- *scan*: one ListObjectsV2 for each 1000 objects.
+
+An object appears whole or not at all, so that there are no temporary names. What a client's errors mean is in
+:mod:`kvstore.backends._s3_errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import frame
+from ..errors import ConfigError
+from ._s3_client import Client
+from ._s3_errors import ObjectExistsError, S3Error
+from .base import BackendContext, Capabilities
+from .files import FileBackend
+from .layout import MANIFEST, Entry, aside_name, classify, is_namespace, object_name
+
+__all__ = ["S3Backend", "namespaces"]
+
+#: Bytes that go to or come from a socket at a time.
+_PIECE = 256 << 10
+#: Keys in a request that deletes.
+_MOST_KEYS = 1000
+#: Longest pause (seconds) before a write is repeated that met another of the same key.
+_PAUSE = 0.05
+_CONFLICT, _RANGE_NOT_SATISFIABLE, _NOT_IMPLEMENTED = 409, 416, 501
+
+
+class S3Backend(FileBackend):
+    """One namespace below a prefix of a bucket.
+
+    Parameters
+    ----------
+    context : BackendContext
+    url : str
+        Root of the tier, ``s3://bucket/prefix``.
+    directory : str
+        Name of the namespace below it.
+    storage_options : mapping
+        Arguments of `s3fs.S3FileSystem`: ``key``, ``secret``, ``token``, ``profile``, ``anon``,
+        ``endpoint_url``, ``client_kwargs``, ``config_kwargs``, ...; what is absent comes from the environment
+        and the files of the AWS tools.
+    timeout : float
+        Seconds that an operation may take.
+    retries : int
+        Further attempts of the client at a request that failed.
+    concurrency : int
+        Requests and connections at a time.
+    """
+
+    capabilities = Capabilities(atomic_create=True, first_writer_wins=True, quarantine=True, retries=True)
+
+    def __init__(
+        self,
+        context: BackendContext,
+        url: str,
+        directory: str,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        timeout: float = 10.0,
+        retries: int = 2,
+        concurrency: int = 16,
+    ) -> None:
+        super().__init__(context)
+        self._directory = directory
+        self._concurrency = concurrency
+        self._conditional = True
+        self._client = Client(
+            url, storage_options or {}, timeout=timeout, retries=retries, concurrency=concurrency
+        )
+
+    def open(self) -> None:
+        """As the base does; then see whether the server honours the condition of a write.
+
+        Raises
+        ------
+        ConfigError
+            The credentials or the bucket are wrong.
+        BackendError
+            The server cannot be reached; it takes 4 seconds at most to find out.
+        """
+        super().open()
+        self._conditional = self._client.run(self._honours_conditions)
+        self.capabilities = replace(self.capabilities, first_writer_wins=self._conditional)
+        self._client.settle()
+
+    async def _honours_conditions(self) -> bool:
+        """Write the manifest again, as it is, with the condition that there be none."""
+        stored = await self._read_small(MANIFEST)
+        if stored is None:  # somebody has removed the namespace just now
+            return False
+        try:
+            return self._conditional and not await self._create(MANIFEST, _Body(memoryview(stored)))
+        except ConfigError:  # a reader's credentials: there will be no writes
+            return False
+
+    def attach(self) -> None:
+        """Build the client."""
+        self._client.connect()
+        self._root = "/".join(part for part in (self._client.prefix, self._directory) if part)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    # Reading.
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key has an object: one HEAD each."""
+        return self._client.run(self._look, [object_name(key) for key in keys])
+
+    async def _look(self, names: Sequence[str]) -> list[bool]:
+        found = [False] * len(names)
+        rest = iter(range(len(names)))
+
+        async def take_turns() -> None:
+            for index in rest:
+                found[index] = await self._is_there(names[index])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._concurrency, len(names))):
+                    group.create_task(take_turns())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return found
+
+    async def _is_there(self, name: str) -> bool:
+        try:
+            await self._client.call("head_object", Key=self._path(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def get_object(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
+        """Read an object into the buffers: one GET."""
+        return self._client.run(self._get, object_name(key), header, payload)
+
+    async def _get(self, name: str, header: memoryview, payload: memoryview) -> int | None:
+        wanted = header.nbytes + payload.nbytes
+        try:
+            answer = await self._client.call(
+                "get_object", Key=self._path(name), Range=f"bytes=0-{wanted - 1}"
+            )
+        except FileNotFoundError:
+            return None
+        except S3Error as error:
+            if error.status != _RANGE_NOT_SATISFIABLE:
+                raise
+            return 0  # an empty object has no first byte
+        size = _size_of(answer)
+        await self._receive(answer["Body"], [header, payload], min(size, wanted))
+        return size
+
+    async def _receive(self, body: Any, buffers: Sequence[memoryview], size: int) -> None:
+        """Fill `buffers` in turn with the first `size` bytes of a body."""
+        try:
+            for buffer in buffers:
+                here = min(buffer.nbytes, size)
+                size -= here
+                done = 0
+                while done < here:
+                    data = await self._client.read(body, min(_PIECE, here - done))
+                    if not data:
+                        raise S3Error("an object's body is shorter than announced", retryable=True)
+                    buffer[done : done + len(data)] = data
+                    done += len(data)
+            at_end = not await self._client.read(body, 1)  # then the connection can be used again
+        except BaseException:
+            body.close()
+            raise
+        if not at_end:
+            body.close()
+
+    # Writing.
+
+    def put_object(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
+        """Create an object from the buffers: one PUT."""
+        return self._client.run(self._create, object_name(key), _Body(header, payload))
+
+    async def _create(self, name: str, body: _Body) -> bool:
+        if not self._conditional and await self._is_there(name):
+            return False
+        while True:
+            condition = {"IfNoneMatch": "*"} if self._conditional else {}
+            try:
+                await self._client.call("put_object", Key=self._path(name), Body=body, **condition)
+            except ObjectExistsError as error:
+                return error.retried and await self._is_ours(name, body)
+            except S3Error as error:
+                if error.status == _NOT_IMPLEMENTED and self._conditional:
+                    self._conditional = False
+                    return await self._create(name, body)
+                if error.status != _CONFLICT:
+                    raise
+                await asyncio.sleep(random.random() * _PAUSE)  # the outcome of the other write is not known
+            else:
+                return True
+
+    async def _is_ours(self, name: str, body: _Body) -> bool:
+        """Whether an object is what an earlier attempt has written, the answer to which was lost."""
+        start = body.start(frame.HEADER_SIZE)
+        stored = memoryview(bytearray(len(start)))
+        return bool(await self._get(name, stored, stored[:0]) == len(body) and stored == start)
+
+    # The rest.
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Delete the objects of `keys`: one request for each thousand."""
+        names = [object_name(key) for key in keys]
+        for start in range(0, len(names), _MOST_KEYS):
+            self._client.run(self._delete, names[start : start + _MOST_KEYS])
+
+    async def _delete(self, names: Sequence[str]) -> None:
+        objects = [{"Key": self._path(name)} for name in names]
+        answer = await self._client.call("delete_objects", Delete={"Objects": objects, "Quiet": True})
+        if errors := answer.get("Errors"):
+            codes = ", ".join(sorted({str(error.get("Code")) for error in errors}))
+            raise S3Error(f"{len(errors)} of {len(names)} objects cannot be deleted: {codes}")
+
+    def set_aside(self, name: str) -> bool:
+        """Copy an object to ``quarantine/`` and delete it; False where that cannot be done."""
+        return self._succeeds(self._move, name, aside_name(name))
+
+    async def _move(self, name: str, target: str) -> None:
+        source = {"Bucket": self._client.bucket, "Key": self._path(name)}
+        await self._client.call("copy_object", Key=self._path(target), CopySource=source)
+        await self._client.call("delete_object", Key=self._path(name))
+
+    def remove_file(self, name: str) -> bool:
+        """Delete an object; False where it is gone or cannot be deleted."""
+        return self._succeeds(self._remove, name)
+
+    async def _remove(self, name: str) -> None:
+        await self._client.call("head_object", Key=self._path(name))  # deleting what is absent succeeds
+        await self._client.call("delete_object", Key=self._path(name))
+
+    def _succeeds(self, function: Callable[..., Awaitable[None]], *arguments: str) -> bool:
+        try:
+            self._client.run(function, *arguments)
+        except (ConfigError, OSError):
+            return False
+        return True
+
+    def entries(self, after: str = "") -> Iterator[Entry]:
+        """Every object of the namespace whose name follows `after`; one page of the listing is in memory.
+
+        The order is that of S3, by the bytes of whole names. It differs from that of other backends for names
+        that kvstore does not give: ``a.txt`` comes before ``a/z``.
+        """
+        start = len(self._root) + 1
+        for page in _pages(self._client, Prefix=f"{self._root}/", StartAfter=self._path(after)):
+            for row in page.get("Contents", []):
+                name = row["Key"][start:]
+                if name and not name.endswith("/"):  # those are marks of directories, made by other tools
+                    kind, key = classify(name)
+                    yield Entry(name, kind, key, int(row["Size"]), row["LastModified"].timestamp())
+
+    def read_file(self, name: str) -> bytes | None:
+        """Content of a small object."""
+        return self._client.run(self._read_small, name)
+
+    async def _read_small(self, name: str) -> bytes | None:
+        return await _read_small(self._client, self._path(name))
+
+    def create_file(self, name: str, data: bytes) -> bool:
+        """Create an object in the way that chunks are created."""
+        return self._client.run(self._create, name, _Body(memoryview(data)))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+class _Body:
+    """Buffers as the body of a request: sent piece by piece, without a copy.
+
+    A file for botocore, which may want to sign it and to send it again; an asynchronous iterable for aiohttp.
+    """
+
+    def __init__(self, *buffers: memoryview) -> None:
+        self._buffers = buffers
+        self._at = 0
+
+    def __len__(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    async def __aiter__(self) -> AsyncIterator[memoryview]:
+        for buffer in self._buffers:
+            for start in range(0, buffer.nbytes, _PIECE):
+                yield buffer[start : start + _PIECE]
+
+    def start(self, size: int) -> bytes:
+        """The first `size` bytes, of a first buffer that has them."""
+        return bytes(self._buffers[0][:size])
+
+    def read(self, size: int = -1) -> bytes:
+        rest = b"".join(self._buffers)[self._at :]
+        data = rest if size < 0 else rest[:size]
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, len(self))[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
+def namespaces(
+    url: str, storage_options: Mapping[str, Any] | None = None, *, timeout: float = 10.0, retries: int = 2
+) -> Iterator[tuple[str, bytes | None]]:
+    """Directory and manifest (None where absent) of each namespace below `url`.
+
+    Raises
+    ------
+    ConfigError
+        The credentials or the bucket are wrong.
+    OSError
+        `url` cannot be listed.
+    """
+    client = Client(url, storage_options or {}, timeout=timeout, retries=retries, concurrency=1)
+    try:
+        client.connect()
+        root = f"{client.prefix}/" if client.prefix else ""
+        for page in _pages(client, Prefix=root, Delimiter="/"):
+            for row in page.get("CommonPrefixes", []):
+                name = row["Prefix"][len(root) :].rstrip("/")
+                manifest = client.run(_read_small, client, f"{root}{name}/{MANIFEST}")
+                if manifest is not None or is_namespace(name):
+                    yield name, manifest
+    finally:
+        client.close()
+
+
+def _pages(client: Client, **arguments: str) -> Iterator[dict[str, Any]]:
+    """A listing, page by page."""
+    more: dict[str, str] = {}
+    while True:
+        page = client.run(_list, client, {**arguments, **more})
+        yield page
+        if not page.get("IsTruncated"):
+            return
+        more = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+async def _list(client: Client, arguments: dict[str, str]) -> dict[str, Any]:
+    return await client.call("list_objects_v2", **arguments)
+
+
+async def _read_small(client: Client, path: str) -> bytes | None:
+    try:
+        answer = await client.call("get_object", Key=path)
+    except FileNotFoundError:
+        return None
+    pieces = []
+    while piece := await client.read(answer["Body"], _PIECE):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _size_of(answer: Mapping[str, Any]) -> int:
+    """Size of the whole object of which an answer brings the start."""
+    total = str(answer.get("ContentRange", "")).rpartition("/")[2]
+    return int(total) if total.isdigit() else int(answer["ContentLength"])
