@@ -25,7 +25,7 @@ from .keys import ChunkKey, content_key, prefix_keys
 from .leases import ReadLease, WriteLease
 from .metrics import Stats, TierStats
 from .namespace import Namespace
-from .opening import open_store as open  # noqa: A004  read as kvstore.open
+from .opening import open_store as open
 from .planner import Lookup
 from .store import Store
 

@@ -109,8 +109,8 @@ COUNTERS: dict[str, str] = {
 class Latency(msgspec.Struct, frozen=True):
     """Summary of a histogram.
 
-    `count` observations of `total` seconds; `p50` and `p99` are upper bucket bounds in seconds; `buckets` are the counts
-    for :data:`BUCKETS`, and what lies beyond.
+    `count` observations of `total` seconds; `p50` and `p99` are upper bucket bounds in seconds; `buckets`
+    are the counts for :data:`BUCKETS`, and what lies beyond.
     """
 
     count: int
@@ -136,9 +136,9 @@ class BreakerStats(msgspec.Struct, frozen=True):
 class TierStats(msgspec.Struct, frozen=True):
     """Snapshot of one tier.
 
-    `chunks` and `bytes` count what the tier holds: exact for the host; for a secondary tier what this instance
-    has written and not deleted, or what its ledger says when the tier has a ``capacity``. `queued` reads and
-    writes wait or run.
+    `chunks` and `bytes` count what the tier holds: exact for the host; for a secondary tier what this
+    instance has written and not deleted, or what its ledger says when the tier has a ``capacity``. `queued`
+    reads and writes wait or run.
     """
 
     name: str
@@ -162,8 +162,8 @@ class TierStats(msgspec.Struct, frozen=True):
 class Stats(msgspec.Struct, frozen=True):
     """Snapshot of the store: the host tier first, then the secondary tiers in order.
 
-    `fill` is the share of host slots in use, `quarantined` the number set aside for late writers, `leased` the
-    number that somebody holds, `promoting` the number being filled from tiers.
+    `fill` is the share of host slots in use, `quarantined` the number set aside for late writers, `leased`
+    the number that somebody holds, `promoting` the number being filled from tiers.
     """
 
     tiers: tuple[TierStats, ...]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["support.object_store"]
+
 ROOT = Path(__file__).parent.parent
 
 

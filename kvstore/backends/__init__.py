@@ -64,6 +64,7 @@ def connect(tier: TierConfig, context: BackendContext, directory: str) -> FileBa
             durability=tier.durability,
             direct=tier.direct,
             mode=tier.mode,
+            stamp=tier.write != "off",
         )
     if tier.scheme == "memory":
         from .memory import MemoryBackend

@@ -1,8 +1,8 @@
-"""One S3 client: an s3fs filesystem on an event loop that runs in a thread of its own.
+"""One S3 client: an s3fs filesystem on fsspec's event loop.
 
-Who owns what: the loop's thread runs every request of one client and is the only one that touches it. Any
-thread may call :meth:`Client.run`, which waits for a coroutine on the loop. A loop of its own keeps a
-worker's requests apart from those of other workers and of the caller's other filesystems.
+Who owns what: the loop is that of the process, in a thread of its own, and the only one that touches clients.
+Any thread may call :meth:`Client.run`, which waits for a coroutine on the loop. Workers that are threads
+share it: with a loop for each they would be slower, for loops compete for the interpreter.
 
 A request passes through four bounds, from the inside out: at most `concurrency` connections, a time-out of
 the socket, botocore's own retries, and a deadline of the whole operation. s3fs would repeat once more what
@@ -12,10 +12,14 @@ botocore has given up; that is switched off.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import wait
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+from botocore.utils import parse_timestamp
+from fsspec.asyn import get_loop
 from s3fs import S3FileSystem
 
 from ..errors import ClosedError
@@ -65,16 +69,15 @@ class Client:
         self._usual_patience = _OPERATION * timeout
         self._endpoint = ""
         self._trouble: Exception | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._session: Any = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = True
 
     def connect(self) -> None:
-        """Start the loop and build the filesystem; nothing is asked of the server. May be called again."""
+        """Build the filesystem; nothing is asked of the server. May be called again."""
         self.close()
         self._patience = min(_OPENING, self._usual_patience)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kvstore-s3", daemon=True)
-        self._thread.start()
+        self._closed = False
         self.run(self._build)
 
     async def _build(self) -> None:
@@ -82,6 +85,8 @@ class Client:
             self._fs = S3FileSystem(**self._options)
             self._fs.retries = 1
             self._session = await self._fs.set_session()
+            parsers = self._fs.session.get_component("response_parser_factory")
+            parsers.set_parser_defaults(timestamp_parser=_read_time)
         except Exception as error:
             raise explain(error, self._url, "") from None
         self.bucket, self.prefix, _ = self._fs.split_path(self._url)
@@ -106,17 +111,23 @@ class Client:
         ClosedError
             The client is closed, or was meanwhile.
         """
-        if self._loop is None or self._loop.is_closed():
-            raise ClosedError(f"{self._url}: the client is closed")
-        future = asyncio.run_coroutine_threadsafe(self._bounded(function, *arguments), self._loop)
-        return future.result()
+        return asyncio.run_coroutine_threadsafe(self._bounded(function, *arguments), get_loop()).result()
 
     async def _bounded(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
+        if self._closed:
+            raise ClosedError(f"{self._url}: the client is closed")
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
             async with asyncio.timeout(self._patience):
                 return await function(*arguments)
         except TimeoutError as error:
             raise explain(self._trouble or error, self._url, self._endpoint) from None
+        except asyncio.CancelledError:
+            raise ClosedError(f"{self._url}: the client was closed meanwhile") from None
+        finally:
+            self._tasks.discard(task)
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Make one request about the bucket.
@@ -158,33 +169,25 @@ class Client:
         return data
 
     def close(self) -> None:
-        """Cancel what is under way, close the connections and end the thread."""
-        if self._loop is None or self._loop.is_closed():
-            return
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop)
-        self._thread.join(_CLOSING)
-        if not self._thread.is_alive():
-            self._loop.close()
+        """Cancel what is under way, and close the connections."""
+        if not self._closed:
+            done = asyncio.run_coroutine_threadsafe(self._close(), get_loop())
+            wait([done], _CLOSING)
 
     async def _close(self) -> None:
-        loop = asyncio.get_running_loop()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        self._closed = True
+        for task in self._tasks:
             task.cancel()
-        try:
-            await asyncio.gather(*others, return_exceptions=True)
-            if self._session is not None:
-                await self._session.close()
-            await loop.shutdown_default_executor()
-        finally:
-            loop.stop()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
 
 
 def _options(options: Mapping[str, Any], *, timeout: float, retries: int, concurrency: int) -> dict[str, Any]:
     """Arguments of the filesystem: the user's, and the bounds of a worker where the user has set none.
 
     Bodies are neither signed nor summed up by the client: each chunk has a checksum of its own, which is
-    verified when it is read.
+    verified when it is read. What else is off would take a good part of the time of a request.
     """
     theirs = dict(options.get("config_kwargs") or {})
     config = {
@@ -194,8 +197,21 @@ def _options(options: Mapping[str, Any], *, timeout: float, retries: int, concur
         "retries": {"mode": "standard", "total_max_attempts": retries + 1},
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
+        "parameter_validation": False,
+        "user_agent": "kvstore",
         **theirs,
         "s3": {"payload_signing_enabled": False, **(theirs.get("s3") or {})},
     }
     ours = {"asynchronous": True, "skip_instance_cache": True, "use_listings_cache": False}
     return {**options, **ours, "config_kwargs": config}
+
+
+def _read_time(value: Any) -> datetime:
+    """A time in an answer. The client's own parser would take most of the time of a long listing."""
+    for parse in (datetime.fromisoformat, parsedate_to_datetime):  # of listings, and of headers
+        try:
+            return parse(value)
+        except (TypeError, ValueError):
+            pass
+    time: datetime = parse_timestamp(value)
+    return time

@@ -6,6 +6,7 @@ repeated, for it may hold parts of the credentials.
 
 from __future__ import annotations
 
+import os
 import socket
 from urllib.parse import urlsplit
 
@@ -114,7 +115,7 @@ def _explain_answer(error: boto.ClientError, url: str) -> Exception:
     metadata = error.response.get("ResponseMetadata", {})
     status = int(metadata.get("HTTPStatusCode") or 0)
     code = str(error.response.get("Error", {}).get("Code") or status)
-    said = f"{code}, {status}" if code != str(status) else code
+    said = f"{code}, {status}" if code.isalpha() else str(status)
     if code == "NoSuchBucket":
         return ConfigError(f"{url}: there is no such bucket; create it, or mend the URL")
     if status == 404:
@@ -140,8 +141,8 @@ def _transport_failure(error: Exception) -> str:
     reason = getattr(cause, "os_error", None)
     if isinstance(reason, socket.gaierror):
         return "its name is not known"
-    if isinstance(reason, OSError) and reason.strerror:
-        return reason.strerror.lower()
+    if isinstance(reason, OSError) and reason.errno:
+        return os.strerror(reason.errno).lower()
     if isinstance(error, boto.ConnectTimeoutError | boto.ReadTimeoutError | TimeoutError):
         return "timed out"
     return f"the connection broke ({type(cause).__name__})"

@@ -19,6 +19,7 @@ when others write.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -127,7 +128,8 @@ class GenericBackend(FileBackend):
             try:
                 self._write(temp, buffers)
             except FileNotFoundError:
-                self._fs.makedirs(temp.rpartition("/")[0], exist_ok=True)
+                with suppress(OSError):  # some clients fail when another writer is faster: then it is there
+                    self._fs.makedirs(temp.rpartition("/")[0], exist_ok=True)
                 self._write(temp, buffers)
             self._fs.mv(temp, path)
         except BaseException:
@@ -229,20 +231,28 @@ def namespaces(
 def _filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
     """A filesystem of our own and the root in it, with listing caches off in every link of a chain."""
     links = [split_protocol(link)[0] or link for link in url.split("::")]
-    fresh = {"use_listings_cache": False, "skip_instance_cache": True}
+    fresh = {"skip_instance_cache": True}
     nested = {link: {**fresh, **options.pop(link, {})} for link in links[1:]}
     fs, root = url_to_fs(url, **fresh, **options, **nested)
     if isinstance(fs, DirFileSystem):  # it would put the path in front of every path, the root's own included
         fs, root = fs.fs, fs.path
+    for link in _chain(fs):  # as an option, some would hand it on to their clients
+        link.dircache.use_listings_cache = False
     return fs, root.rstrip("/")
+
+
+def _chain(fs: fsspec.AbstractFileSystem) -> Iterator[fsspec.AbstractFileSystem]:
+    """`fs` and the filesystems inside it."""
+    while fs is not None:
+        yield fs
+        # Caching filesystems answer for the one inside in ordinary attribute access.
+        fs = object.__getattribute__(fs, "__dict__").get("fs")
 
 
 def _innermost(fs: fsspec.AbstractFileSystem) -> fsspec.AbstractFileSystem:
     """The last filesystem of a chain, which decides how objects come into being."""
-    # Caching filesystems answer for the one inside in ordinary attribute access.
-    while inner := object.__getattribute__(fs, "__dict__").get("fs"):
-        fs = inner
-    return fs
+    *_, last = _chain(fs)
+    return last
 
 
 def _is_private(url: str) -> bool:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -39,6 +40,7 @@ __all__ = ["PosixBackend", "namespaces"]
 
 _ZEROS = memoryview(mmap.mmap(-1, frame.ALIGNMENT)).toreadonly()
 _TAIL = memoryview(mmap.mmap(-1, frame.ALIGNMENT))  # written by all, read by nobody
+_STAMP_EVERY = 60.0  # seconds: the precision of "last used"
 _PUBLISHERS = (publish.link, publish.rename_noreplace, publish.rename_after_look)
 
 
@@ -58,6 +60,9 @@ class PosixBackend(FileBackend):
     mode : int
         Permission bits of files, whatever the umask at the time of construction says; directories get the
         matching search bits.
+    stamp : bool
+        Whether an object that is read gets a new time of modification, which then says when it was last used;
+        at most once a minute, and only after :meth:`open`.
     """
 
     capabilities = Capabilities(atomic_create=True, first_writer_wins=True, quarantine=True)
@@ -70,6 +75,7 @@ class PosixBackend(FileBackend):
         durability: Literal["none", "data", "full"] = "none",
         direct: Literal["auto", "on", "off"] = "auto",
         mode: int = 0o600,
+        stamp: bool = True,
     ) -> None:
         super().__init__(context)
         self.path = os.path.abspath(path)
@@ -79,12 +85,15 @@ class PosixBackend(FileBackend):
         self._mode = mode
         self._masked = mode & current_umask() != 0
         self._publisher = 0
+        self._wants_stamps = stamp
+        self._stamps = False
 
     # Reading.
 
     def open(self) -> None:
         """As the base does; then see whether direct I/O works here, if it is asked for."""
         super().open()
+        self._stamps = self._wants_stamps
         if self._wants_direct and check_direct_io(self.path):
             self._direct = os.O_DIRECT
             self.capabilities = replace(self.capabilities, direct_io=True)
@@ -101,7 +110,10 @@ class PosixBackend(FileBackend):
             return None
         try:
             # The padding of a full chunk, or one byte too many, goes to the tail: so the size costs no call.
-            return self._scatter(fd, [header, payload, _TAIL])
+            size = self._scatter(fd, [header, payload, _TAIL])
+            if self._stamps and time.time() - os.fstat(fd).st_mtime > _STAMP_EVERY:
+                _stamp(fd)
+            return size
         finally:
             os.close(fd)
 
@@ -284,6 +296,14 @@ def namespaces(root: str) -> Iterator[tuple[str, bytes | None]]:
         manifest = _read_small(f"{root}/{name}/{MANIFEST}")
         if manifest is not None or is_namespace(name):
             yield name, manifest
+
+
+def _stamp(fd: int) -> None:
+    """Note that a file is used, where that is allowed: by its owner, or by those who may write it."""
+    try:
+        os.utime(fd)
+    except OSError:
+        pass
 
 
 def _is_there(path: str) -> bool:

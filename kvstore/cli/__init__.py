@@ -29,6 +29,7 @@ COMMANDS = (
     "ls",
     "stat",
     "verify",
+    "prune",
     "copy",
     "warm",
     "conformance",

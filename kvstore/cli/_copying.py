@@ -99,7 +99,8 @@ def transfer(
     }  # fmt: skip
 
     def show(console: Console) -> None:
-        console.print(f"{escape(source.url)} -> {escape(target.url)}: {_note(done)}, {seconds:.1f} s")
+        ends = f"{escape(source.url)} -> {escape(target.url)}"
+        console.print(f"{ends}: {_note(done)}, {seconds:.1f} s", soft_wrap=True)
         if done.corrupt:
             console.print(f"[red]{done.corrupt:,} corrupt chunks were not copied[/]; see: kvstore verify")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..collect.prune import books_of
 from ..config import TierConfig
 from ..errors import ConfigError
 from ..scan import Space, Status, scan, spaces
 from ._output import Advance, size
 
-__all__ = ["describe", "select"]
+__all__ = ["describe", "recall", "select"]
 
 
 def select(tier: TierConfig, namespace: str | None = None) -> Iterator[Space]:
@@ -33,6 +34,27 @@ def select(tier: TierConfig, namespace: str | None = None) -> Iterator[Space]:
         raise ConfigError(f"{tier.url} has no namespace {namespace!r}; see: kvstore ls {tier.url}")
 
 
+def recall(tier: TierConfig, space: Space) -> dict[str, Any] | None:
+    """Facts of a namespace from the books of those who share its limits; None when there are none.
+
+    Facts are those of :func:`describe`; what only a listing tells is None.
+    """
+    books = books_of(tier, space.directory)
+    accounts = books.read() if books is not None else None
+    if accounts is None or not accounts.counted:
+        return None
+    unknown = dict.fromkeys(("oldest", "newest", "temporary", "quarantined", "foreign"))
+    return {
+        "directory": space.directory,
+        "fields": None if space.namespace is None else space.namespace.identity,
+        "problem": space.problem,
+        "source": "books",
+        "chunks": accounts.chunks,
+        "bytes": accounts.size,
+        **unknown,
+    }
+
+
 def describe(space: Space, advance: Advance) -> dict[str, Any]:
     """Facts of a namespace from a listing, without reading objects.
 
@@ -52,6 +74,7 @@ def describe(space: Space, advance: Advance) -> dict[str, Any]:
         "directory": space.directory,
         "fields": None if space.namespace is None else space.namespace.identity,
         "problem": space.problem,
+        "source": "files",
         "chunks": counts[Status.LISTED],
         "bytes": total,
         "oldest": oldest or None,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..conformance import Finding, Latency, Report, examine
+from ..conformance import Finding, Latency, Report, Speed, examine
 from ..errors import ConfigError
 from ..units import format_size, parse_size
 from ._options import ChunkSize, Json, StorageOptions, Url, one_tier
@@ -19,6 +19,7 @@ from ._output import emit, progress, size
 __all__ = ["run"]
 
 _USUAL_CHUNK_SIZE = "1MiB"
+_OPERATIONS = ("probe", "write", "read")
 
 
 def run(
@@ -55,7 +56,6 @@ def _read_size(text: str) -> int:
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    speed = report.speed
     return {
         "url": report.url,
         "ok": report.ok,
@@ -63,7 +63,14 @@ def _as_json(report: Report) -> dict[str, Any]:
         "chunk_size": report.chunk_size,
         "capabilities": dict(vars(report.capabilities)),
         "properties": [finding._asdict() for finding in report.findings],
-        "latency_ms": {name: _milliseconds(getattr(speed, name)) for name in ("probe", "write", "read")},
+        **(_figures(report.speed) if report.speed is not None else {}),
+        "trouble": report.trouble,
+    }
+
+
+def _figures(speed: Speed) -> dict[str, Any]:
+    return {
+        "latency_ms": {name: _milliseconds(getattr(speed, name)) for name in _OPERATIONS},
         "operations": speed.operations,
         "clients": speed.clients,
         "write_bytes_per_second": speed.write_rate,
@@ -78,7 +85,10 @@ def _milliseconds(latency: Latency) -> dict[str, float]:
 def _show(console: Console, report: Report) -> None:
     console.print(f"[bold]{escape(report.url)}[/]")
     console.print(_properties(report))
-    console.print(_speeds(report))
+    if report.speed is not None:
+        console.print(_speeds(report.speed, report.chunk_size))
+    else:
+        console.print(f"[yellow]not timed: {escape(report.trouble)}[/]")
     if report.ok:
         console.print("[green]everything holds that a store relies on[/]")
     else:
@@ -106,13 +116,12 @@ def _verdict(finding: Finding) -> str:
     return "[bold red]NO[/]" if finding.required else "[yellow]no[/]"
 
 
-def _speeds(report: Report) -> Table:
-    speed = report.speed
-    table = Table(box=SIMPLE_HEAD, title=f"chunks of {format_size(report.chunk_size)}", title_justify="left")
+def _speeds(speed: Speed, chunk_size: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=f"chunks of {format_size(chunk_size)}", title_justify="left")
     for name in ("", "p50", "p99", f"{speed.clients} clients"):
         table.add_column(name, justify="right", no_wrap=True)
-    rates = {"probe": "", "write": f"{size(speed.write_rate)}/s", "read": f"{size(speed.read_rate)}/s"}
-    for name, rate in rates.items():
+    rates = {"write": f"{size(speed.write_rate)}/s", "read": f"{size(speed.read_rate)}/s"}
+    for name in _OPERATIONS:
         latency = _milliseconds(getattr(speed, name))
-        table.add_row(name, f"{latency['p50']:.3g} ms", f"{latency['p99']:.3g} ms", rate)
+        table.add_row(name, f"{latency['p50']:.3g} ms", f"{latency['p99']:.3g} ms", rates.get(name, ""))
     return table

@@ -9,7 +9,7 @@ with its instance, at any moment, makes the books too high, never too low, and t
 directory puts that right.
 """
 
-# ruff: noqa: PTH105, PTH108, PTH116 - system calls by their names
+# ruff: noqa: PTH105, PTH116 - system calls by their names
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class Turnover(msgspec.Struct):
 class Member(Turnover):
     """The entry of one instance.
 
-    `claimed` bytes are granted and not reported as created; `gone` is the time at which it was found dead, 0
-    while it lives.
+    `claimed` bytes are granted and not reported as created; `unsure` deletions may have deleted anything;
+    `gone` is the time at which it was found dead, 0 while it lives.
     """
 
     claimed: int = 0
+    unsure: int = 0
     gone: float = 0.0
 
 
@@ -61,7 +62,8 @@ class Accounts(msgspec.Struct):
     counted : bool
         Whether a survey stands behind them.
     doubtful : bool
-        Whether an instance has died with a grant in hand: they may be too high by that.
+        Whether an instance has died with a grant in hand, or has deleted it knows not what: a survey has to
+        come before the next eviction.
     deleting : bool
         Whether a collector is at work: what it has deleted is entered when it pauses.
     oldest : float
@@ -100,6 +102,8 @@ class Accounts(msgspec.Struct):
             setattr(self.turnover, name, getattr(self.turnover, name) + grown)
             part = "size" if name.endswith("bytes") else "chunks"
             self._change(part, grown if name.startswith("created") else -grown)
+        self.doubtful = self.doubtful or report.unsure > member.unsure
+        member.unsure = report.unsure
         member.claimed = report.claimed
         member.gone = 0.0
         return member

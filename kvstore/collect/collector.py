@@ -40,7 +40,7 @@ __all__ = ["LOCK", "Collector", "collector_of"]
 LOCK = "collector"
 """Name of the lock that the one who collects holds."""
 #: Longest turn, in seconds, and the part of a tier's timeout that it may take.
-_TURN, _PART = 0.2, 0.25
+_TURN, _PART = 0.05, 0.25
 #: Objects that are deleted between two looks at the clock.
 _STRIDE = 32
 
@@ -114,6 +114,8 @@ class Collector:
             if report.leaving:
                 self._leave(report, accounts)
                 return Answer(0, accounts.size, accounts.chunks, more=False)
+            if accounts.counted and not report.work:
+                return self._answer(accounts, report, [], more=self._lock.held)
             if not self._work(accounts, report):
                 self._rest()
                 return self._answer(accounts, report, [], more=False)
@@ -217,7 +219,7 @@ class Collector:
         try:
             return os.stat(f"{self._path}/{object_name(key)}").st_mtime <= mtime
         except FileNotFoundError:
-            return True  # somebody has deleted it without telling: it goes out of the books
+            return False  # whoever deleted it may have told the books; if not, the next survey does
 
     def _delete_batch(self, batch: list[Row], removed: list[Row]) -> None:
         try:
@@ -274,4 +276,3 @@ class Collector:
         """There is nothing to do: let others collect."""
         self._survey = None
         self._lock.release()
-

@@ -1,7 +1,5 @@
 """What a tier may take, and when to make room."""
 
-# ruff: noqa: PTH116 - system calls by their names
-
 from __future__ import annotations
 
 import os

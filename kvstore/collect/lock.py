@@ -5,7 +5,7 @@ that somebody deletes (with its directory, say) is made again: whoever locks loo
 stands for what it has locked.
 """
 
-# ruff: noqa: PTH108, PTH116 - system calls by their names
+# ruff: noqa: PTH116 - system calls by their names
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Row = tuple[bytes, int, float]
 INSTANCE_BYTES = 8
 """Length of the name of an instance."""
 
-_FORMAT = struct.Struct(f">{INSTANCE_BYTES}s8Q?")
+_FORMAT = struct.Struct(f">{INSTANCE_BYTES}s9Q??")
 _DONE, _MORE = b"", b"+"
 
 
@@ -31,12 +31,16 @@ class Report(NamedTuple):
         Its name, random.
     created, created_bytes, deleted, deleted_bytes : int
         Objects that it has created and deleted, and their bytes on storage, since it was opened.
+    unsure : int
+        Deletions among them, and others, of which the instance does not know how much they deleted.
     claimed : int
         Bytes granted earlier that are being written, or not spent yet.
     least, needed, wanted : int
         Bytes more that the first waiting write, all that wait, and those expected soon ask for.
     leaving : bool
         This is its last report.
+    work : bool
+        The collector may work before it answers; if not, it answers at once, as far as it can.
     """
 
     instance: bytes
@@ -44,11 +48,13 @@ class Report(NamedTuple):
     created_bytes: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
+    unsure: int = 0
     claimed: int = 0
     least: int = 0
     needed: int = 0
     wanted: int = 0
     leaving: bool = False
+    work: bool = True
 
     def pack(self) -> bytes:
         """The report as bytes."""

@@ -36,7 +36,10 @@ class Report:
         What the backend claims there.
     findings : tuple of Finding
         One for each property, in the order in which they were examined.
-    speed : Speed
+    speed : Speed or None
+        None when an operation failed.
+    trouble : str
+        Why there are no figures.
     """
 
     url: str
@@ -44,7 +47,8 @@ class Report:
     chunk_size: int
     capabilities: Capabilities
     findings: tuple[Finding, ...]
-    speed: Speed
+    speed: Speed | None
+    trouble: str = ""
 
     @property
     def ok(self) -> bool:
@@ -82,11 +86,15 @@ def examine(
     """
     tell = progress or (lambda name: None)
     with Trial(tier, chunk_size, quick) as trial:
-        capabilities = trial.connect().capabilities
+        capabilities = trial.clients(1)[0].capabilities
         findings = []
         for wanted in PROPERTIES:
             tell(wanted.name)
             findings.append(examine_property(wanted, trial))
         tell("speed")
-        speed = measure(trial)
-    return Report(tier.url, trial.namespace.directory, chunk_size, capabilities, tuple(findings), speed)
+        try:
+            speed, trouble = measure(trial), ""
+        except Exception as error:  # clients of storage raise classes of their own
+            speed, trouble = None, f"{type(error).__name__}: {error}"
+    directory = trial.namespace.directory
+    return Report(tier.url, directory, chunk_size, capabilities, tuple(findings), speed, trouble)

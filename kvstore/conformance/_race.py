@@ -44,7 +44,7 @@ class Race(NamedTuple):
 
 def race_threads(trial: Trial) -> list[Race]:
     """Let threads write one key after the other, each key at the same moment."""
-    clients = [trial.connect() for _ in range(_THREADS)]
+    clients = trial.clients(_THREADS)
     payloads = [trial.payload(number) for number in range(_THREADS)]
     keys = trial.new_keys(trial.rounds)
     start = Barrier(_THREADS)
@@ -77,7 +77,7 @@ def race_processes(trial: Trial) -> list[Race]:
 def _judge(
     trial: Trial, keys: Sequence[bytes], created: Sequence[list[bool]], payloads: Sequence[memoryview]
 ) -> list[Race]:
-    reader = trial.connect()
+    (reader,) = trial.clients(1)
     races = []
     for key, told in zip(keys, created, strict=True):
         found = trial.read(reader, key)

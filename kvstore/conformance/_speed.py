@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from ..backends.files import FileBackend
 from ._trial import Trial, make_slot
 
 __all__ = ["Latency", "Speed", "measure"]
@@ -41,7 +42,7 @@ class Speed(NamedTuple):
 def measure(trial: Trial) -> Speed:
     """Time probes, writes and reads: by one client, then by as many as the tier has workers."""
     budget = _QUICK_BUDGET if trial.quick else _BUDGET
-    client, slot = trial.connect(), trial.payload(1, trial.chunk_size)
+    (client,), slot = trial.clients(1), trial.payload(1, trial.chunk_size)
     out = make_slot(trial.chunk_size)
     keys = trial.new_keys(4 * trial.rounds)
     writes = _time(lambda key: client.write(key, slot), keys, budget)
@@ -52,7 +53,7 @@ def measure(trial: Trial) -> Speed:
     # As many as are sure to fit the budget, were the clients to get no faster together.
     share = max(1, len(written) // count)
     fresh = [trial.new_keys(share) for _ in range(count)]
-    crew = [_Client(trial) for _ in range(count)]
+    crew = [_Client(backend, trial) for backend in trial.clients(count)]
     total = count * share * trial.chunk_size
     write_rate = total / _time_together([member.write for member in crew], fresh)
     read_rate = total / _time_together([member.read for member in crew], fresh)
@@ -63,8 +64,8 @@ def measure(trial: Trial) -> Speed:
 class _Client:
     """A client with a buffer."""
 
-    def __init__(self, trial: Trial) -> None:
-        self._backend = trial.connect()
+    def __init__(self, backend: FileBackend, trial: Trial) -> None:
+        self._backend = backend
         self._slot = trial.payload(2, trial.chunk_size)
 
     def write(self, keys: Sequence[bytes]) -> None:

@@ -51,6 +51,7 @@ class Trial:
         self.quick = quick
         self.rounds = 8 if quick else 32
         self._serial = itertools.count()
+        self._clients: list[FileBackend] = []
         self._opened = ExitStack()
 
     def __enter__(self) -> Trial:
@@ -69,11 +70,13 @@ class Trial:
         """Bytes in a chunk."""
         return self.namespace.chunk_size
 
-    def connect(self) -> FileBackend:
-        """One more client, open until the trial ends."""
-        backend = self._opened.enter_context(closing(create(self.tier, self.namespace)))
-        backend.open()
-        return backend
+    def clients(self, count: int) -> list[FileBackend]:
+        """So many clients that are open; the same ones each time, as stores have theirs for long."""
+        while len(self._clients) < count:
+            backend = self._opened.enter_context(closing(create(self.tier, self.namespace)))
+            backend.open()
+            self._clients.append(backend)
+        return self._clients[:count]
 
     def new_keys(self, count: int) -> list[bytes]:
         """Keys that have not been used yet, all over the namespace."""

@@ -89,9 +89,8 @@ class Completion(NamedTuple):
     """Some items of a batch have ended: those from index `first` on, one result each.
 
     A SCAN has one item and brings `rows` (key, size in bytes, mtime in seconds) in as many completions as it
-    likes, its result in the last. So does a COLLECT, whose key is a packed :class:`~kvstore.collect.report.Report`
-    and whose rows are those of an :class:`~kvstore.collect.report.Answer`. `counters` are increments of the
-    backend's own metrics.
+    likes, its result in the last. So does a COLLECT; :mod:`kvstore.collect.report` says what its key and rows
+    mean. `counters` are increments of the backend's own metrics.
     """
 
     id: int

@@ -73,7 +73,8 @@ class CapacityKeeper:
 
     def leave(self, now: float) -> bool:
         """Tell the collectors that this instance ends; True once they know."""
-        return all([gate.leave(now) for gate in self._shared])
+        gone = [gate.leave(now) for gate in self._shared]  # all are told, whatever the first one says
+        return all(gone)
 
     def ask(self, tier: TierState, report: Report) -> None:
         """Send a report to the collector of a tier."""

@@ -271,7 +271,7 @@ class Planner:
         return not any(tier.owed for tier in self.tiers)
 
     def leave(self, now: float) -> bool:
-        """Tell those who share limits with this store that it ends; True once they know, or cannot be told."""
+        """Tell those who share limits with this store that it ends; True once they know, or cannot know."""
         return self._keeper.leave(now)
 
     @property

@@ -138,7 +138,9 @@ class Dispatcher:
         queue = direction.queues[verb]
         most = _KEYS if verb in (Verb.PROBE, Verb.DELETE) else tier.slice_items
         share = -(-len(queue) // tier.config.workers)  # a short queue is spread over all workers
-        items = [queue.popleft() for _ in range(min(most, share))]
+        if tier.remote:
+            share = max(share, tier.config.concurrency)  # as much as one of them has under way at once
+        items = [queue.popleft() for _ in range(min(most, share, len(queue)))]
         keys, slots, lengths = (list(column) for column in zip(*items, strict=True))
         self._next_id += 1
         batch = Batch(self._next_id, tier.lane(verb), verb, keys, slots, lengths)

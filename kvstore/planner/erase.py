@@ -118,13 +118,15 @@ class Eraser:
             due.append((key, -1, 0))
 
     def _forget(self, tier: TierState, key: bytes, now: float) -> None:
-        if tier.ledger is not None and (size := tier.ledger.remove(key)):
-            self._shrink(tier, size)
-        elif tier.ledger is None and tier.presence.get(key) is Known.PRESENT:
+        known, size = tier.presence.get(key), 0
+        if tier.ledger is not None:
+            size = tier.ledger.remove(key)
+        elif known is Known.PRESENT:
             size = tier.bytes // max(1, tier.chunks)  # its own is not remembered
+        if size:
             self._shrink(tier, size)
-            if tier.tally is not None:
-                tier.tally.erased(size)
+        if tier.tally is not None and known is not Known.ABSENT:
+            tier.tally.erased(size)
         tier.presence.lost(key, now)
         tier.tombs.discard(key)
         waiting = self._waiting.get((tier.index, key)) or [Erasure()]

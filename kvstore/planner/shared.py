@@ -23,7 +23,7 @@ _USUALLY, _AFTER_A_WRITE, _AFTER_A_REFUSAL = 1.0, 0.2, 0.03
 #: Seconds for which writes wait for room.
 _PATIENCE = 2.0
 #: Objects for which a busy instance has a grant in hand, and the share of a capacity that this may be.
-_AHEAD, _SHARE = 64, 160
+_AHEAD, _SHARE = 512, 160
 
 
 class Outlet(Protocol):
@@ -50,6 +50,7 @@ class SharedGate:
         self.held: deque[Item] = deque()
         self.rows: list[Row] = []
         self.due = 0.0
+        self._work_due = 0.0  # a collector rests until then, unless writes wait
         self._outlet = outlet
         self._tally = tally
         self._grant = 0  # bytes that may be passed on
@@ -100,7 +101,7 @@ class SharedGate:
         """Ask the collector, if it is time."""
         if self._asking or self._left or now < self.due:
             return
-        self._sent = self._report()
+        self._sent = self._report()._replace(work=now >= self._work_due or self._refused_since is not None)
         self._asking = True
         self.due = now + _USUALLY
         self._outlet.ask(self.tier, self._sent)
@@ -126,8 +127,10 @@ class SharedGate:
             granted, self._more = answer.granted, answer.more
             self._take_over(answer, now)
         self._grant += granted
+        if self._sent.work:
+            self._work_due = now + result.seconds  # it rests as long as it has worked
         self._settle(granted > 0, now)
-        self.due = now + self._pause(granted > 0, result.seconds)
+        self.due = now + self._pause(granted > 0, now)
         self.open(now)
 
     def _report(self) -> Report:
@@ -145,6 +148,7 @@ class SharedGate:
             tally.created_bytes,
             tally.deleted,
             tally.deleted_bytes,
+            tally.unsure,
             claimed=self._grant + self._expected,
             least=max(0, held[0] - self._grant) if held else 0,
             needed=needed,
@@ -155,7 +159,7 @@ class SharedGate:
     def _is_news(self) -> bool:
         """Whether something was created or deleted since the last report."""
         tally, sent = self._tally, self._sent
-        return (tally.created, tally.deleted) != ((sent.created, sent.deleted) if sent else (0, 0))
+        return (tally.created, tally.unsure) != ((sent.created, sent.unsure) if sent else (0, 0))
 
     def _ahead(self) -> int:
         """Bytes to have in hand while writes go on."""
@@ -169,25 +173,29 @@ class SharedGate:
         created, deleted = tally.created - sent.created, tally.deleted - sent.deleted
         self.tier.chunks = max(0, answer.chunks + created - deleted)
         self.tier.bytes = max(
-            0, answer.size + tally.created_bytes - sent.created_bytes + sent.deleted_bytes - tally.deleted_bytes
+            0,
+            answer.size + tally.created_bytes - sent.created_bytes + sent.deleted_bytes - tally.deleted_bytes,
         )
         if answer.removed:
             self._outlet.on_collected(self.tier, [key for key, _, _ in answer.removed], now)
 
     def _settle(self, granted: bool, now: float) -> None:
         """How long have writes been waiting in vain?"""
-        if granted or self._more or not self.held:
+        if granted or not self.held:
             self._refused_since = None
             self._shut = self._shut and not granted
+        elif self._more:
+            self._refused_since = now  # not in vain
         elif self._refused_since is None:
             self._refused_since = now
         elif now - self._refused_since >= min(_PATIENCE, self.tier.config.timeout):
             self._shut = True
 
-    def _pause(self, granted: bool, seconds: float) -> float:
+    def _pause(self, granted: bool, now: float) -> float:
         if self._leaving:
             return 0.0
         if self.held:
             return 0.0 if granted or self._more else _AFTER_A_REFUSAL
-        # A collector that nobody waits for rests as long as it works.
-        return seconds if self._more else _AFTER_A_WRITE if self.busy or self._shut else _USUALLY
+        if self._more:
+            return max(0.0, self._work_due - now)
+        return _AFTER_A_WRITE if self.busy or self._shut else _USUALLY

@@ -48,6 +48,8 @@ class Tally:
         Bytes on storage of the largest chunk.
     created, created_bytes, deleted, deleted_bytes : int
         Objects, and their bytes on storage, so far.
+    unsure : int
+        Deletions, whose sizes are not known.
     """
 
     instance: bytes
@@ -57,6 +59,7 @@ class Tally:
     created_bytes: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
+    unsure: int = 0
 
     def wrote(self, size: int) -> None:
         """This instance has created an object of `size` bytes."""
@@ -64,9 +67,11 @@ class Tally:
         self.created_bytes += size
 
     def erased(self, size: int) -> None:
-        """This instance has deleted an object of `size` bytes."""
-        self.deleted += 1
-        self.deleted_bytes += size
+        """This instance has deleted an object of about `size` bytes; 0 if there was one at all."""
+        self.unsure += 1
+        if size:
+            self.deleted += 1
+            self.deleted_bytes += size
 
 
 @dataclass(eq=False)

@@ -42,6 +42,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "workers": st.integers(1, 1024),
     "concurrency": st.integers(1, 4096),
     "required": st.booleans(),
+    "min_free": SIZES,
+    "ttl": st.floats(0, 1e9, exclude_min=True),
     "durability": st.sampled_from(["none", "data", "full"]),
     "direct": st.sampled_from(["auto", "on", "off"]),
     "mode": st.integers(0, 0o177).map(lambda bits: bits | 0o600),

@@ -1,5 +1,5 @@
-"""The S3 backend beyond what every backend must do: its requests, how it takes refusals, and what it says when
-it cannot open."""
+"""The S3 backend beyond what every backend must do: its requests, how it takes refusals, and what it says
+when it cannot open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -241,7 +241,7 @@ def test_closing_ends_what_hangs(moto_bucket: Bucket, proxy: Proxy) -> None:
         under_way = pool.submit(backend.exists, KEYS)
         proxy.await_request("HEAD")
         backend.close()
-        assert isinstance(under_way.exception(5.0), CancelledError)
+        assert isinstance(under_way.exception(5.0), ClosedError)
     with pytest.raises(ClosedError):
         backend.exists(KEYS)
 

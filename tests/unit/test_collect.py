@@ -1,0 +1,303 @@
+"""The collector, turn by turn, over real directories; and a store that shares one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from kvstore.backends import BackendContext
+from kvstore.backends.posix import PosixBackend
+from kvstore.collect.accounting import Books
+from kvstore.collect.collector import LOCK, Collector
+from kvstore.collect.limits import Limits
+from kvstore.collect.report import Answer, Report
+from support.chunks import chunk_key
+from support.world import is_idle, wait_for
+
+CHUNK = 4096
+SIZE = 2 * CHUNK  # on storage
+ONE, TWO = b"1" * 8, b"2" * 8
+STALE = 1_000_000.0
+
+
+class Rig:
+    """A directory, and collectors over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "space")
+        self.backend = PosixBackend(BackendContext(bytes(16), b"manifest", CHUNK), self.path)
+        self.backend.open()
+        self.books = Books(self.path)
+        self._collectors: list[Collector] = []
+
+    def collector(self, capacity: int | None, ttl: float | None = None, **options: float) -> Collector:
+        collector = Collector(self.backend, self.path, Limits(capacity, None, ttl, SIZE), **options)
+        self._collectors.append(collector)
+        return collector
+
+    def write(self, *numbers: int, age: float = 0.0) -> None:
+        for number in numbers:
+            self.backend.write(chunk_key(number), memoryview(bytes(CHUNK)))
+            if age:
+                self.age(number, age)
+
+    def age(self, number: int, seconds: float) -> None:
+        key = chunk_key(number).hex()
+        when = time.time() - seconds
+        os.utime(f"{self.path}/{key[:2]}/{key}.kv", (when, when))
+
+    def left(self) -> set[int]:
+        there = {found.key for found in self.backend.scan()}
+        return {number for number in range(200) if chunk_key(number) in there}
+
+    def close(self) -> None:
+        for collector in self._collectors:
+            collector.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.close()
+
+
+def until_done(collector: Collector, report: Report) -> Answer:
+    removed = []
+    for _ in range(100):
+        answer = collector.turn(report)
+        removed += answer.removed
+        if not answer.more:
+            return answer._replace(removed=removed)
+    raise AssertionError("it does not come to an end")
+
+
+def test_the_first_turn_counts_what_is_there(rig: Rig) -> None:
+    rig.write(*range(5))
+    answer = rig.collector(100 * SIZE).turn(Report(ONE, least=SIZE, needed=SIZE, wanted=3 * SIZE))
+    assert answer == (3 * SIZE, 5 * SIZE, 5, False, [])
+
+
+def test_the_next_instance_need_not_count(rig: Rig) -> None:
+    rig.write(*range(5))
+    first = rig.collector(100 * SIZE)
+    first.turn(Report(ONE))
+    first.turn(Report(ONE, leaving=True))
+    os.unlink(f"{rig.path}/{chunk_key(0).hex()[:2]}/{chunk_key(0).hex()}.kv")  # a listing would see it
+    assert rig.collector(100 * SIZE).turn(Report(TWO)).chunks == 5
+
+
+def test_from_the_high_watermark_to_the_low_one(rig: Rig) -> None:
+    rig.write(*range(40), age=100)
+    rig.write(*range(40, 97))
+    answer = until_done(rig.collector(100 * SIZE), Report(ONE))
+    assert len(answer.removed) == 7
+    assert (answer.size, answer.chunks) == (90 * SIZE, 90)
+    assert rig.left() >= set(range(40, 97)), "the least recently used go"
+
+
+def test_no_more_than_is_needed(rig: Rig) -> None:
+    rig.write(*range(94))
+    collector = rig.collector(100 * SIZE)
+    assert until_done(collector, Report(ONE, needed=4 * SIZE, wanted=4 * SIZE)).removed == []
+    rig.write(94, 95)
+    answer = until_done(collector, Report(ONE, 2, 2 * SIZE, claimed=4 * SIZE, needed=SIZE, wanted=SIZE))
+    assert len(answer.removed) == 6  # 96 were there, one more than the high watermark
+    assert answer.granted == SIZE
+
+
+def test_what_was_used_since_the_survey_stays(rig: Rig) -> None:
+    rig.write(*range(4), age=STALE)
+    rig.write(4, 5, age=STALE / 2)
+    collector = rig.collector(6 * SIZE)
+    until_done(collector, Report(ONE, least=SIZE, needed=SIZE, wanted=SIZE))
+    used = rig.left() - {4, 5}
+    assert len(used) == 3
+    for number in used:
+        rig.age(number, 1)
+    until_done(collector, Report(ONE, claimed=SIZE, least=SIZE, needed=SIZE, wanted=SIZE))
+    assert rig.left() > used
+    assert len(rig.left()) == 4
+
+
+def test_a_read_counts_as_use(rig: Rig) -> None:
+    rig.write(0, 1, age=STALE)
+    out = memoryview(bytearray(CHUNK))
+    assert rig.backend.read_into(chunk_key(0), out) == CHUNK
+    until_done(rig.collector(SIZE), Report(ONE))
+    assert rig.left() == {0}
+
+
+def test_one_collects_at_a_time(rig: Rig) -> None:
+    rig.write(*range(100))
+    other = rig.books.lock(LOCK)
+    with rig.books.edit() as accounts:
+        accounts.counted, accounts.size, accounts.chunks = True, 100 * SIZE, 100
+    assert other.acquire()
+    collector = rig.collector(100 * SIZE)
+    answer = collector.turn(Report(ONE, least=SIZE, needed=SIZE, wanted=SIZE))
+    assert (answer.granted, answer.removed, len(rig.left())) == (0, [], 100), "stores, never space"
+    other.release()
+    assert until_done(collector, Report(ONE, least=SIZE, needed=SIZE, wanted=SIZE)).granted == SIZE
+    assert other.acquire(), "nothing to do: the lock is free"
+
+
+def test_expiry(rig: Rig) -> None:
+    rig.write(*range(10), age=1000)
+    rig.write(*range(10, 15), age=50)
+    collector = rig.collector(None, ttl=100.0)
+    assert len(until_done(collector, Report(ONE)).removed) == 10
+    assert rig.left() == set(range(10, 15))
+    rig.age(12, 1000)
+    with rig.books.edit() as accounts:
+        accounts.oldest = time.time() - 1000
+    assert len(until_done(rig.collector(None, ttl=100.0), Report(TWO)).removed) == 1
+
+
+def test_a_listing_is_made_a_little_at_a_time(rig: Rig) -> None:
+    rig.write(*range(150))
+    collector = rig.collector(100 * SIZE, seconds=0.0)
+    answer = collector.turn(Report(ONE, least=SIZE, needed=SIZE, wanted=SIZE))
+    assert (answer.granted, answer.more) == (0, True)
+    assert until_done_slowly(collector) == (90 * SIZE, 90)
+
+
+def until_done_slowly(collector: Collector) -> tuple[int, int]:
+    collector._seconds = 0.001
+    answer = until_done(collector, Report(ONE))
+    return answer.size, answer.chunks
+
+
+def test_more_victims_than_a_survey_remembers(rig: Rig) -> None:
+    rig.write(*range(100), age=100)
+    answer = until_done(rig.collector(40 * SIZE, most=8), Report(ONE))
+    assert (answer.chunks, len(rig.left())) == (36, 36)
+
+
+def test_a_collector_that_died_at_work_makes_the_next_one_look(rig: Rig) -> None:
+    rig.write(*range(50))
+    with rig.books.edit() as accounts:
+        accounts.counted, accounts.deleting = True, True
+        accounts.size, accounts.chunks = 99 * SIZE, 99  # it had deleted the others
+    answer = until_done(rig.collector(100 * SIZE), Report(ONE))
+    assert (answer.chunks, answer.size, answer.removed) == (50, 50 * SIZE, [])
+
+
+def test_a_namespace_that_vanishes(rig: Rig) -> None:
+    rig.write(*range(96))
+    collector = rig.collector(100 * SIZE)
+    for number in range(96):
+        key = chunk_key(number).hex()
+        os.unlink(f"{rig.path}/{key[:2]}/{key}.kv")
+    with rig.books.edit() as accounts:
+        accounts.counted, accounts.size, accounts.chunks = True, 96 * SIZE, 96
+    assert until_done(collector, Report(ONE))[1:3] == (0, 0)
+
+
+# With a store on top.
+
+
+@pytest.fixture(params=["threads", "processes", "inline"])
+def engine(request: pytest.FixtureRequest) -> str:
+    assert isinstance(request.param, str)
+    return request.param
+
+
+def open_store(folder: Path, engine: str, options: str) -> kvstore.Store:
+    return kvstore.open(
+        f"ram://?capacity={64 * CHUNK}&pin=off",
+        f"file://{folder}/kv?{options}",
+        chunk_size=CHUNK,
+        engine=engine,
+    )
+
+
+def test_a_store_keeps_to_its_capacity_and_says_what_went(tmp_path: Path, engine: str) -> None:
+    with open_store(tmp_path, engine, f"capacity={40 * SIZE}B") as store:
+        for number in range(100):
+            store.put(chunk_key(number), bytes(CHUNK))
+        assert store.flush(timeout=20)
+        wait_for(lambda: is_idle(store))
+        tier = store.stats().tiers[1]
+        assert (tier.writes, tier.dropped, tier.errors) == (100, 0, 0)
+        assert tier.evictions >= 60
+        there = {path.stem for path in (tmp_path / "kv").rglob("*.kv")}
+        assert 30 <= len(there) <= 40
+        gone = {key.hex() for event in store.events() if event.kind == "removed" and event.source == tier.name
+                for key in event.keys}  # fmt: skip
+        assert gone == {chunk_key(number).hex() for number in range(100)} - there
+    (books,) = ((Books(str(path))) for path in (tmp_path / "kv").iterdir())
+    accounts = books.read()
+    assert accounts is not None
+    assert (accounts.chunks, accounts.size) == (len(there), len(there) * SIZE)
+    assert (accounts.members, accounts.doubtful) == ({}, False)
+
+
+def test_the_next_store_goes_on_with_the_books(tmp_path: Path, engine: str) -> None:
+    options = f"capacity={400 * SIZE}B"
+    with open_store(tmp_path, engine, options) as store:
+        store.put_many({chunk_key(number): bytes(CHUNK) for number in range(20)})
+    with open_store(tmp_path, engine, options) as store:
+        store.put(chunk_key(99), bytes(CHUNK))
+        assert store.flush(timeout=20)
+        assert store.get(chunk_key(3))
+        store.delete([chunk_key(3)])
+    (books,) = ((Books(str(path))) for path in (tmp_path / "kv").iterdir())
+    accounts = books.read()
+    assert accounts is not None
+    assert (accounts.chunks, accounts.size) == (20, 20 * SIZE)
+    assert accounts.turnover.created == 21
+
+
+def test_without_room_stores_are_dropped_and_loads_go_on(tmp_path: Path) -> None:
+    with open_store(tmp_path, "threads", f"capacity={10 * SIZE}B&timeout=400ms") as store:
+        store.put_many({chunk_key(number): bytes([number]) * CHUNK for number in range(10)})
+        assert store.flush(timeout=20)
+        (space,) = (tmp_path / "kv").iterdir()
+        stuck = Books(str(space)).lock(LOCK)
+        assert stuck.acquire()
+        for number in range(10, 15):
+            store.put(chunk_key(number), bytes([number]) * CHUNK)
+        assert store.flush(timeout=20)
+        assert store.stats().tiers[1].dropped == 5
+        assert len(list(space.rglob("*.kv"))) == 10
+        stuck.release()
+        deadline = time.monotonic() + 20
+        while store.stats().tiers[1].writes == 10:
+            assert time.monotonic() < deadline, "it does not begin again"
+            store.add(os.urandom(CHUNK))
+            store.flush(timeout=20)
+        assert len(list(space.rglob("*.kv"))) <= 10
+
+
+def test_a_chunk_larger_than_the_capacity_is_dropped_at_once(tmp_path: Path) -> None:
+    with open_store(tmp_path, "threads", f"capacity={SIZE - 1}B") as store:
+        store.put(chunk_key(0), bytes(CHUNK))
+        began = time.monotonic()
+        assert store.flush(timeout=20)
+        assert time.monotonic() - began < 1
+        assert store.stats().tiers[1].dropped == 1
+
+
+def test_free_space_that_is_not_there_costs_stores_only(tmp_path: Path) -> None:
+    with open_store(tmp_path, "threads", "min_free=4PiB&timeout=200ms") as store:
+        store.put(chunk_key(0), bytes(CHUNK))
+        assert store.flush(timeout=20)
+        assert (store.stats().tiers[1].writes, store.stats().tiers[1].dropped) == (0, 1)
+
+
+def test_what_nobody_uses_expires(tmp_path: Path) -> None:
+    with open_store(tmp_path, "threads", "ttl=1s") as store:
+        store.put(chunk_key(0), bytes(CHUNK))
+        assert store.flush(timeout=20)
+        deadline = time.monotonic() + 20
+        while list((tmp_path / "kv").rglob("*.kv")):
+            assert time.monotonic() < deadline
+            store.poll()
+            time.sleep(0.05)
+        assert store.stats().tiers[1].evictions == 1
