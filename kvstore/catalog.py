@@ -121,6 +121,10 @@ class Catalog:
         self.filling[key] = slot
         return slot
 
+    def is_filled_for(self, key: bytes, slot: int) -> bool:
+        """Whether `slot` is FILLING for `key`, deleted meanwhile or not."""
+        return self._state[slot] == SlotState.FILLING and self._key[slot] == key
+
     def owns(self, key: bytes, slot: int) -> bool:
         """Whether `slot` is still the one in which `key` is being filled (a delete may have come between)."""
         return self.filling.get(key) == slot

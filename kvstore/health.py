@@ -21,6 +21,8 @@ _WINDOW, _ENOUGH = 32, 8
 _FAILING = 0.5
 #: Hangs or deaths in a row, of operations of one kind, that open it.
 _HANGS = 2
+#: No kind of operation.
+_NOBODY = object()
 #: Seconds of the first and of the longest cool-down.
 _FIRST, _LONGEST = 1.0, 60.0
 
@@ -49,6 +51,7 @@ class Breaker:
         self._cooldown = _FIRST
         self._until: float | None = None  # open until then; None while closed
         self._trial = False
+        self._suspect: Hashable = _NOBODY  # kind whose hangs opened it, until one of that kind is answered
         self.openings = 0
 
     def state(self, now: float) -> BreakerState:
@@ -79,9 +82,15 @@ class Breaker:
         """An operation of this `kind` was answered; True when this closed the breaker."""
         self._hangs.pop(kind, None)
         self._recent.append(True)
+        if self._suspect in (kind, _NOBODY):
+            self._suspect = _NOBODY
+            if self._until is None:
+                self._cooldown = _FIRST
         if self._until is None or not self._trial:
             return False
-        self._until, self._trial, self._cooldown = None, False, _FIRST
+        self._until, self._trial = None, False
+        if self._suspect is _NOBODY:
+            self._cooldown = _FIRST
         self._recent.clear()
         self._hangs.clear()
         return True
@@ -89,7 +98,9 @@ class Breaker:
     def failed(self, now: float, kind: Hashable = None, *, hang: bool = False) -> bool:
         """An operation of this `kind` failed, or hung; True when this opened the breaker.
 
-        Hangs count by kind: a tier whose reads hang is down, however promptly it answers probes.
+        Hangs count by kind: a tier whose reads hang is down, however promptly it answers probes. When such
+        an answer has closed the breaker, the first further hang of the suspected kind opens it again, for
+        twice as long.
         """
         self._recent.append(False)
         if hang:
@@ -98,10 +109,14 @@ class Breaker:
             if self._trial:
                 self._open(now)
             return False
+        if hang and (kind == self._suspect or self._hangs[kind] >= _HANGS):
+            if kind == self._suspect:
+                self._lengthen()
+            self._suspect = kind
+            self._open(now)
+            return True
         failures = self._recent.count(False)
-        if self._hangs.get(kind, 0) >= _HANGS or (
-            len(self._recent) >= _ENOUGH and failures >= _FAILING * len(self._recent)
-        ):
+        if len(self._recent) >= _ENOUGH and failures >= _FAILING * len(self._recent):
             self._open(now)
             return True
         return False
@@ -112,9 +127,12 @@ class Breaker:
 
     def _open(self, now: float) -> None:
         if self._until is not None:
-            self._cooldown = min(_LONGEST, 2 * self._cooldown)
+            self._lengthen()
         self._until = now + self._cooldown * (1 + self._rng.random() / 4)
         self._trial = False
         self._hangs.clear()
         self._recent.clear()
         self.openings += 1
+
+    def _lengthen(self) -> None:
+        self._cooldown = min(_LONGEST, 2 * self._cooldown)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from .errors import ClosedError
 from .serving import Serving
 
 __all__ = ["ReadLease", "WriteLease"]
@@ -51,10 +53,8 @@ class _Lease:
     def _view(self, slot: int, key: bytes) -> memoryview:
         raise NotImplementedError
 
-    def _end(self) -> bool:
-        """Invalidate the views; False when that was done before."""
-        if self._ended:
-            return False
+    def _end(self) -> None:
+        """Invalidate the views."""
         self._ended = True
         for view in self._views.values():
             try:
@@ -62,7 +62,6 @@ class _Lease:
             except BufferError:  # an array over it is still alive: its owner has been told
                 pass
         self._views.clear()
-        return True
 
     def __enter__(self) -> Self:
         return self
@@ -83,8 +82,9 @@ class ReadLease(_Lease):
 
     def release(self) -> None:
         """End the lease; a second call does nothing."""
-        if self._end():
+        if not self._ended:
             self._store._drop(list(self._slots.values()))
+            self._end()
 
     def _view(self, slot: int, key: bytes) -> memoryview:
         return self._store._payload(slot).toreadonly()
@@ -127,14 +127,16 @@ class WriteLease(_Lease):
 
     def commit(self) -> None:
         """Make the chunks readable, and start their way to the tiers; the lease ends."""
-        if self._end():
+        if not self._ended:
             whole = self._store.chunk_size
             self._store._commit([(k, slot, self._lengths.get(k, whole)) for k, slot in self._slots.items()])
+            self._end()
 
     def abort(self) -> None:
         """Give the slots back; the lease ends."""
-        if self._end():
+        if not self._ended:
             self._store._abort(list(self._slots.items()))
+            self._end()
 
     def _view(self, slot: int, key: bytes) -> memoryview:
         return self._store._slot(slot)
@@ -142,7 +144,12 @@ class WriteLease(_Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.commit()
-        else:
+        if kind is not None:
             self.abort()
+            return
+        try:
+            self.commit()
+        except BaseException:  # such as Ctrl-C: no slot stays behind
+            with suppress(ClosedError):
+                self.abort()
+            raise

@@ -8,12 +8,15 @@ that caller acts.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 __all__ = ["IDLE", "IdlePump", "Pumped"]
+
+_log = logging.getLogger("kvstore")
 
 #: Seconds without a call after which the pump takes over.
 IDLE = 0.02
@@ -42,8 +45,8 @@ class IdlePump:
     """A daemon thread that serves one store for as long as the store lives."""
 
     def __init__(self, store: Pumped) -> None:
-        self._store = weakref.ref(store)
         self._work = threading.Event()
+        self._store = weakref.ref(store, lambda _: self._work.set())
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-pump", daemon=True)
         self._thread.start()
@@ -76,4 +79,11 @@ class IdlePump:
                 store = None
                 self._stopped.wait(pause)
             else:
-                store.pump(_TICK)
+                self._serve(store)
+
+    def _serve(self, store: Pumped) -> None:
+        try:
+            store.pump(_TICK)
+        except Exception:  # whatever it was: the next call meets it, and the pump must be there after it
+            _log.exception("the idle pump goes on after an error")
+            self._stopped.wait(_TICK)

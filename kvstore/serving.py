@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -20,7 +21,7 @@ from typing import Any, Self
 
 from .arena import Arena
 from .catalog import Catalog
-from .engine.base import Engine
+from .engine.base import Completion, Engine
 from .errors import ClosedError
 from .planner import Fetch, Planner
 from .pump import IdlePump
@@ -67,6 +68,8 @@ class Serving:
         self._turn = _Turn(self)
         self._glance = _Turn(self, may_evict=False)
         self._leader = False
+        self._arrived: deque[Completion] = deque()
+        self._applying = False
         self._futures: set[Future[Any]] = set()  # of jobs under way
         self._closed = ""
         self._pump = IdlePump(self)
@@ -102,14 +105,14 @@ class Serving:
             if self._closed:
                 return True
             self._closed = "the store is closed"
-            while self._leader:  # it waits on a descriptor that is about to go
+            while self._leader:  # it waits, no longer than a tick, on a descriptor that is about to go
                 self._changed.wait(_TICK)
             for future in list(self._futures):
                 with suppress(InvalidStateError):
                     future.set_exception(ClosedError(self._closed))
-            self._engine.close(max(0.1, deadline - self.clock()))
-            self.arena.close()
             self._changed.notify_all()
+        self._engine.close(max(0.1, deadline - self.clock()))  # outside the lock: leases can still end
+        self.arena.close()
         return written
 
     def __enter__(self) -> Self:
@@ -147,29 +150,38 @@ class Serving:
         """
         deadline = self._deadline(timeout)
         while True:
-            with self._turn as now:
-                if ready():
-                    return True
-                if now >= deadline:
-                    return False
-                pause = min(_TICK, deadline - now)
-                if self._leader:
-                    self._changed.wait(pause)
-                    continue
-                self._leader = True
+            leading = False
             try:
-                self._engine.wait(pause)
+                with self._turn as now:
+                    if ready():
+                        return True
+                    if now >= deadline:
+                        return False
+                    pause = min(_TICK, deadline - now)
+                    if self._leader:
+                        self._changed.wait(pause)
+                    else:
+                        leading = self._leader = True
+                if leading:
+                    self._engine.wait(pause)
             finally:
-                with self._lock:
-                    self._leader = False
-                    self._changed.notify_all()
+                if leading:
+                    with self._lock:
+                        self._leader = False
+                        self._changed.notify_all()
 
     def _collect(self) -> float:
         """Apply what workers report; the lock is held. Returns the time."""
         now = self.clock()
-        completions = self._engine.poll()
-        if completions:
-            self._planner.apply(completions, now)
+        self._arrived.extend(self._engine.poll())
+        if self._arrived and not self._applying:  # a callback of a future may call the store
+            self._applying = True
+            try:
+                while self._arrived:  # one leaves when it has been applied: Ctrl-C loses none
+                    self._planner.apply(self._arrived[0], now)
+                    self._arrived.popleft()
+            finally:
+                self._applying = False
             self._changed.notify_all()
         return now
 

@@ -47,8 +47,6 @@ from .snapshot import take_stats
 
 __all__ = ["Store"]
 
-#: Longest that a waiting thread goes without looking at deadlines and at what others have released (seconds).
-_TICK = 0.01
 #: Bytes that ``put_many`` fills before it commits them: their cascade goes on while it fills the next.
 _PART_BYTES = 16 << 20
 #: Default of ``timeout=`` for calls that wait (seconds).

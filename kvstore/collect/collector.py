@@ -41,6 +41,8 @@ LOCK = "collector"
 """Name of the lock that the one who collects holds."""
 #: Longest turn, in seconds, and the part of a tier's timeout that it may take.
 _TURN, _PART = 0.05, 0.25
+#: Seconds from one survey to the next that doubts alone can give rise to.
+_PATIENCE = 30.0
 #: Objects that are deleted between two looks at the clock.
 _STRIDE = 32
 
@@ -99,6 +101,7 @@ class Collector:
         self._surveyed = 0.0
         self._victims: list[tuple[float, int, bytes]] = []  # the oldest last
         self._fruitless = False
+        self._patient_until = 0.0  # doubts are no reason for another survey until then
 
     def turn(self, report: Report) -> Answer:
         """Take in `report`, work for a while if there is work, and answer.
@@ -165,8 +168,9 @@ class Collector:
         with self._books.edit() as accounts:
             excess = self._excess(accounts, report)
             expired = self._expired_before()
+            doubt = accounts.doubtful and excess > 0 and time.monotonic() >= self._patient_until
             if self._survey is None and (
-                not self._victims or not accounts.counted or accounts.deleting or accounts.doubtful
+                not self._victims or not accounts.counted or accounts.deleting or doubt
             ):
                 self._begin_survey(accounts)
             accounts.deleting = True
@@ -178,6 +182,7 @@ class Collector:
                 self._victims = self._survey.oldest.take()
                 excess = self._excess(accounts, report)
             self._fruitless = not self._victims
+            self._patient_until = time.monotonic() + _PATIENCE
             self._survey = None
         self._delete(excess, expired, until, removed)
         if self._limits.ttl is not None:

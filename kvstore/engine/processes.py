@@ -212,7 +212,7 @@ class ProcessesEngine(Engine):
             if left <= 0:
                 return
             self.wait(left)
-            self._answers.extend(self.poll())
+            self.poll()
 
     def _first_error(self, index: int, workers: Sequence[_Worker]) -> Exception | None:
         name, timeout = self._tiers[index].config.name, self._tiers[index].config.timeout
@@ -232,11 +232,10 @@ class ProcessesEngine(Engine):
     def _take_notes(self) -> list[Child]:
         """Take in what the nursery has noted: new workers; returns those that have ended."""
         self._bell.answer()
+        # In this order: whoever is noted as dead was noted as born before.
+        dead = [self._nursery.dead.popleft() for _ in range(len(self._nursery.dead))]
         while self._nursery.born:
             self._adopt(self._nursery.born.popleft())
-        dead = []
-        while self._nursery.dead:
-            dead.append(self._nursery.dead.popleft())
         return dead
 
     def _receive(self, done: list[Completion]) -> None:

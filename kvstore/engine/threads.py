@@ -21,6 +21,9 @@ from .worker import Worker
 
 __all__ = ["ThreadTier", "ThreadsEngine"]
 
+#: Hung threads for each worker that a tier may have before it gets no more: each also holds slots.
+_MOST_LOST = 8
+
 
 @dataclass(frozen=True)
 class ThreadTier:
@@ -40,7 +43,8 @@ class _Lane:
     changed: threading.Condition = field(default_factory=threading.Condition)
     heap: list[tuple[int, int, Batch]] = field(default_factory=list)
     running: dict[int, threading.Thread] = field(default_factory=dict)
-    lost: set[threading.Thread] = field(default_factory=set)
+    lost: set[threading.Thread] = field(default_factory=set)  # hung; they serve again when they come back
+    serving: int = 0  # threads that are not lost
     closed: bool = False
 
     def put(self, order: int, batch: Batch) -> None:
@@ -52,11 +56,14 @@ class _Lane:
         """Next batch for the calling thread; None when it should end."""
         me = threading.current_thread()
         with self.changed:
-            while not self.heap:
-                if self.closed or me in self.lost:
-                    return None
+            if me in self.lost:
+                self.lost.discard(me)
+                if self.serving >= self.tier.workers:
+                    return None  # it has been replaced
+                self.serving += 1
+            while not self.heap and not self.closed:
                 self.changed.wait()
-            if self.closed or me in self.lost:
+            if self.closed:
                 return None
             batch = heappop(self.heap)[2]
             self.running[batch.id] = me
@@ -79,6 +86,7 @@ class _Lane:
             if thread is None or thread in self.lost:
                 return None
             self.lost.add(thread)
+            self.serving -= 1
             return thread
 
     def close(self) -> list[Batch]:
@@ -130,7 +138,8 @@ class ThreadsEngine(Engine):
         lane = self._lanes[batch.tier]
         found = lane.withdraw(batch.id)
         if isinstance(found, threading.Thread):
-            self._start_thread(lane)  # the lost one ends when its call returns, if it ever does
+            if len(lane.lost) <= _MOST_LOST * lane.tier.workers:
+                self._start_thread(lane)
         elif found is not None:
             self._emit(answer_all(found, Result(Status.CANCELLED)))
 
@@ -150,26 +159,41 @@ class ThreadsEngine(Engine):
     def _start_thread(self, lane: _Lane) -> _Opening:
         opening = _Opening()
         thread = threading.Thread(
-            target=self._serve,
-            args=(lane, lane.tier.make(), opening),
-            name=f"kvstore-{lane.tier.name}",
-            daemon=True,
+            target=self._serve, args=(lane, opening), name=f"kvstore-{lane.tier.name}", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads: those there are go on
+            opening.fail(error)
+            return opening
+        lane.serving += 1
         self._threads = [t for t in self._threads if t.is_alive()]
         self._threads.append(thread)
-        thread.start()
         return opening
 
-    def _serve(self, lane: _Lane, worker: Worker, opening: _Opening) -> None:
+    def _serve(self, lane: _Lane, opening: _Opening) -> None:
+        try:
+            worker = lane.tier.make()
+        except Exception as error:
+            opening.fail(error)
+            self._refuse(lane, error)
+            return
         try:
             worker.open()
+            opening.over.set()
         except Exception as error:
-            opening.error = error
-        opening.over.set()
+            opening.fail(error)
         while (batch := lane.take()) is not None:
             worker.run(batch, self._emit)
             lane.finish(batch)
         worker.close()
+
+    def _refuse(self, lane: _Lane, error: Exception) -> None:
+        """Answer for a worker that could not be made."""
+        result = Result(Status.FAILED, error=f"{type(error).__name__}: {error}")
+        while (batch := lane.take()) is not None:
+            self._emit(answer_all(batch, result))
+            lane.finish(batch)
 
     def _emit(self, completion: Completion) -> None:
         self._done.append(completion)
@@ -182,6 +206,11 @@ class _Opening:
     def __init__(self) -> None:
         self.over = threading.Event()
         self.error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """It was no start."""
+        self.error = error
+        self.over.set()
 
 
 def _first_error(openings: Sequence[_Opening], deadline: float, tier: ThreadTier) -> Exception | None:

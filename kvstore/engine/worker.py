@@ -35,11 +35,16 @@ __all__ = ["Worker"]
 _REPORT_EVERY = {Verb.READ: 0.005, Verb.WRITE: 0.02}
 #: Characters of an error that are reported.
 _LONGEST_ERROR = 500
+#: Keys of the first part of a probe or a delete.
+_FIRST_PART = 64
+#: Keys in a row that fail alone before the rest of their part counts as failed, too.
+_ENOUGH_FAILURES = 3
 #: Rows of a scan in one completion.
 _ROWS = 2048
 
 _T = TypeVar("_T")
 _Emit = Callable[[Completion], None]
+_OnKeys = Callable[[list[bytes]], list[Result]]
 
 
 class Worker:
@@ -116,10 +121,9 @@ class Worker:
 
     def _run(self, batch: Batch, emit: _Emit) -> None:
         if batch.verb is Verb.PROBE:
-            emit(self._probe(batch))
+            self._in_parts(batch, self._probe, emit)
         elif batch.verb is Verb.DELETE:
-            self._attempt(self._backend.delete, batch.keys)
-            emit(answer_all(batch, Result(Status.OK)))
+            self._in_parts(batch, self._delete, emit)
         elif batch.verb is Verb.SCAN:
             self._scan(batch, emit)
         elif batch.verb is Verb.COLLECT:
@@ -127,12 +131,45 @@ class Worker:
         else:
             self._transfer(batch, emit)
 
-    def _probe(self, batch: Batch) -> Completion:
+    def _in_parts(self, batch: Batch, verb: _OnKeys, emit: _Emit) -> None:
+        """Let `verb` work on as many keys at a time as take little time, and report after each part."""
+        first, size = 0, _FIRST_PART
+        while first < len(batch.keys):
+            started = time.perf_counter()
+            results = self._on_keys(verb, batch.keys[first : first + size])
+            emit(Completion(batch.id, first, results, [], self._counters()))
+            first += len(results)
+            if time.perf_counter() - started < _REPORT_EVERY[Verb.READ]:
+                size *= 4
+
+    def _on_keys(self, verb: _OnKeys, keys: list[bytes]) -> list[Result]:
+        """Results of `verb`; where it fails for all of `keys` at once, it is asked key by key.
+
+        A key that fails alone is no reason to give up the others; several in a row are.
+        """
+        try:
+            return verb(keys)
+        except Exception as error:
+            if len(keys) == 1:
+                return [_failed(error)]
+        results: list[Result] = []
+        for key in keys:
+            results += self._on_keys(verb, [key])
+            if [result.status for result in results[-_ENOUGH_FAILURES:]] == [
+                Status.FAILED
+            ] * _ENOUGH_FAILURES:
+                return results + results[-1:] * (len(keys) - len(results))
+        return results
+
+    def _probe(self, keys: list[bytes]) -> list[Result]:
         started = time.perf_counter()
-        found = self._attempt(self._backend.exists, batch.keys)
-        each = (time.perf_counter() - started) / len(batch.keys)
-        results = [Result(Status.OK if there else Status.MISSING, 0, each) for there in found]
-        return Completion(batch.id, 0, results, [], {})
+        found = self._attempt(self._backend.exists, keys)
+        each = (time.perf_counter() - started) / len(keys)
+        return [Result(Status.OK if there else Status.MISSING, 0, each) for there in found]
+
+    def _delete(self, keys: list[bytes]) -> list[Result]:
+        self._attempt(self._backend.delete, keys)
+        return [Result(Status.OK)] * len(keys)
 
     def _scan(self, batch: Batch, emit: _Emit) -> None:
         rows = iter(self._backend.scan())

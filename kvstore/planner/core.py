@@ -113,10 +113,9 @@ class Planner:
         abandoned, self._dispatcher.abandoned = self._dispatcher.abandoned, []
         return abandoned
 
-    def apply(self, completions: Sequence[Completion], now: float) -> None:
-        """Take in what workers report."""
-        for completion in completions:
-            self._dispatcher.apply(completion, now)
+    def apply(self, completion: Completion, now: float) -> None:
+        """Take in what a worker reports."""
+        self._dispatcher.apply(completion, now)
 
     def advance(self, now: float, *, may_evict: bool) -> None:
         """Everything that is due: deadlines, waves of promotion, cleaning, new batches."""
@@ -208,7 +207,7 @@ class Planner:
         catalog = self.catalog
         wanted = self.absent(keys)
         if lossless:
-            wanted = wanted[: max(0, self._cascader.room(now) - len(catalog.filling))]
+            wanted = wanted[: max(0, self._cascader.room(now) - self._stores_to_come())]
         keep = frozenset(key for key in keys if key in catalog.ready)
         may_go = self._is_paid if lossless else None
         room = self._room(wanted, keep, may_go)
@@ -232,15 +231,18 @@ class Planner:
     def abort(self, chunks: Sequence[tuple[bytes, int]], now: float) -> None:
         """Give ``(key, slot)`` back unfilled."""
         for key, slot in chunks:
-            self.catalog.discard(key, slot)
-            self._fetcher.filled(key, now)
+            if self.catalog.is_filled_for(
+                key, slot
+            ):  # a commit that was interrupted got no further than this
+                self.catalog.discard(key, slot)
+                self._fetcher.filled(key, now)
 
     def has_room(self, key: bytes, now: float) -> bool:
         """Whether a lossless caller who wants to store `key` need not wait any longer."""
         catalog = self.catalog
         if key in catalog.ready:
             return True
-        if key in catalog.filling or self._cascader.room(now) <= len(catalog.filling):
+        if key in catalog.filling or self._cascader.room(now) <= self._stores_to_come():
             return False
         owed = {key for tier in self.tiers for key in tier.owed}
         return catalog.free > 0 or catalog.idle > self._idle_among(owed)
@@ -263,6 +265,7 @@ class Planner:
         self.host_counters.deletes += len(gone)
         if gone:
             self._events.emit(report.evicted(gone, self._host))
+        self._locator.outdate(keys)
         return self._eraser.erase(list(dict.fromkeys(keys)), now)
 
     def pay_all(self, now: float) -> bool:
@@ -322,6 +325,10 @@ class Planner:
         """How many of `keys`, each given once, are READY and not leased."""
         ready, leases = self.catalog.ready, self.catalog.leases
         return sum(1 for key in keys if key in ready and not leases(ready[key]))
+
+    def _stores_to_come(self) -> int:
+        """Slots that callers are filling: each will want a place in the queues of writes."""
+        return max(0, len(self.catalog.filling) - self._fetcher.promoting)
 
     def _is_paid(self, slot: int) -> bool:
         return not self._cascader.is_owed(slot)

@@ -26,6 +26,8 @@ from .tier import Direction, Item, TierState
 
 __all__ = ["Dispatcher", "Handler"]
 
+#: Verbs that are one operation on many keys: when it fails, that is one fault.
+_AT_ONCE = (Verb.PROBE, Verb.DELETE)
 #: Keys in one batch of a verb that moves no payload.
 _KEYS = 256
 #: Latency histogram that a verb's seconds go to.
@@ -54,6 +56,7 @@ class _Flight:
     answered: bytearray
     left: int
     expired: bool = False
+    blamed: bool = False  # the breaker knows that something of it has failed
 
 
 class Dispatcher:
@@ -104,6 +107,8 @@ class Dispatcher:
         if completion.rows and self.on_rows is not None and not flight.expired:
             self.on_rows(tier, completion.rows)
             flight.deadline = now + tier.config.timeout  # a scan lives as long as rows come
+        if completion.results and not flight.expired:
+            flight.deadline = max(flight.deadline, now + tier.config.timeout)  # each has its own time
         for name, value in completion.counters.items():
             tier.counters.custom[name] = tier.counters.custom.get(name, 0.0) + value
         for index, result in enumerate(completion.results, completion.first):
@@ -136,7 +141,7 @@ class Dispatcher:
         if verb is None or not direction.breaker.admit(now):
             return False
         queue = direction.queues[verb]
-        most = _KEYS if verb in (Verb.PROBE, Verb.DELETE) else tier.slice_items
+        most = _KEYS if verb in _AT_ONCE else tier.slice_items
         share = -(-len(queue) // tier.config.workers)  # a short queue is spread over all workers
         if tier.remote:
             share = max(share, tier.config.concurrency)  # as much as one of them has under way at once
@@ -162,7 +167,9 @@ class Dispatcher:
         if flight.expired:
             handler.late(flight.tier, item, result, now)
             return
-        self._judge(flight.tier, flight.batch.verb, result, now)
+        if not (flight.blamed and result.status is Status.FAILED and flight.batch.verb in _AT_ONCE):
+            self._judge(flight.tier, flight.batch.verb, result, now)
+        flight.blamed = flight.blamed or result.status is Status.FAILED
         handler.done(flight.tier, item, result, now)
 
     def _judge(self, tier: TierState, verb: Verb, result: Result, now: float) -> None:

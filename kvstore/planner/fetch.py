@@ -61,6 +61,7 @@ class Fetch:
         self.missing: list[bytes] = []
         self.skipped: list[bytes] = []
         self.held: dict[bytes, int] = {}
+        self.asked = False  # every key of `todo` of which nothing was known is being asked for
         self.keep: set[bytes] = set()  # dealt with and resident: this fetch never evicts them
         self.ahead: set[bytes] = set()  # resident, but not come to yet: evicted only for keys before them
         self.hold = hold
@@ -216,6 +217,9 @@ class Fetcher:
         if known is Known.ABSENT:
             self._absent(fetch, key, now)
             return _Step.NEXT
+        if known is Known.PROBING and fetch.asked:
+            self._probing.setdefault(key, []).append(fetch)
+            return _Step.WAIT
         if tier is None or known is Known.UNKNOWN:
             return self._probe(fetch, now)
         return self._load(fetch, key, tier, loads, may_evict)
@@ -230,6 +234,7 @@ class Fetcher:
             if known is Known.UNKNOWN and tier is not None:
                 unknown.append((key, tier))
         taken = self._locator.ask(unknown)
+        fetch.asked = taken == len(unknown)
         first = next(iter(fetch.todo))
         if unknown and not taken:
             fetch.missing.append(first)  # too many probes are under way: rather a miss than a wait
@@ -285,10 +290,12 @@ class Fetcher:
         tier.counters.reads += 1
         tier.counters.hits += 1
         tier.counters.read_bytes += length
-        tier.presence.found(key, now)
         if tier.ledger is not None:
             tier.ledger.touch(key)
-        if self._catalog.publish(key, slot, length):
+        if self._catalog.publish(
+            key, slot, length
+        ):  # otherwise it was deleted, perhaps from the tier as well
+            tier.presence.found(key, now)
             self.fresh.add(key)
             self._events.emit(report.promoted((key,), self._host, tier))
         self._notify(key, promoted=True)

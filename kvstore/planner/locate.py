@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ..engine.base import Result, Status, Verb
 from ..presence import Known
@@ -32,6 +32,7 @@ class Locator:
     def __init__(self, tiers: Sequence[TierState], dispatcher: Dispatcher) -> None:
         self._tiers = tiers
         self._dispatcher = dispatcher
+        self._outdated: set[bytes] = set()  # deleted since they were asked for: a yes says nothing
         self._walking: dict[bytes, int] = {}  # key -> index of the tier that is being asked
         self.on_located: Callable[[bytes, float], None] = lambda _key, _now: None
         dispatcher.register(Verb.PROBE, self)
@@ -78,7 +79,9 @@ class Locator:
         """A tier has answered a probe; whatever is not a yes sends the walk on."""
         key = item[0]
         self._walking.pop(key, None)
-        if result.status is Status.OK:
+        outdated = key in self._outdated
+        self._outdated.discard(key)
+        if result.status is Status.OK and not outdated:
             tier.presence.found(key, now)
         else:
             tier.presence.lost(key, now)
@@ -88,6 +91,8 @@ class Locator:
         self.on_located(key, now)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
-        """An answer after the deadline is still an answer."""
-        if result.status is Status.OK:
-            tier.presence.found(item[0], now)
+        """What was true at the time of the question may not be any more."""
+
+    def outdate(self, keys: Iterable[bytes]) -> None:
+        """`keys` are being deleted: answers that are on their way are older than that."""
+        self._outdated.update(key for key in keys if key in self._walking)

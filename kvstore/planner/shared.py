@@ -20,6 +20,8 @@ __all__ = ["Outlet", "SharedGate"]
 
 #: Seconds from one question to the next: while nothing else happens, after a write, when nothing was granted.
 _USUALLY, _AFTER_A_WRITE, _AFTER_A_REFUSAL = 1.0, 0.2, 0.03
+#: How much longer than it has worked a collector rests that no write waits for.
+_REST = 4.0
 #: Seconds for which writes wait for room.
 _PATIENCE = 2.0
 #: Objects for which a busy instance has a grant in hand, and the share of a capacity that this may be.
@@ -128,7 +130,7 @@ class SharedGate:
             self._take_over(answer, now)
         self._grant += granted
         if self._sent.work:
-            self._work_due = now + result.seconds  # it rests as long as it has worked
+            self._work_due = now + _REST * result.seconds
         self._settle(granted > 0, now)
         self.due = now + self._pause(granted > 0, now)
         self.open(now)

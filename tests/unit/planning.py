@@ -76,7 +76,7 @@ class Desk:
     def answer(self, batch: Batch, *results: Result, first: int = 0) -> list[Batch]:
         """Answer items of `batch`, one result for each, or one for all; returns the new batches."""
         given = list(results) if len(results) > 1 or first else list(results) * len(batch.keys)
-        self.planner.apply([Completion(batch.id, first, given, [], {})], self.now)
+        self.planner.apply(Completion(batch.id, first, given, [], {}), self.now)
         if first + len(given) == len(batch.keys) and batch in self.batches:
             self.batches.remove(batch)
         return self.advance()

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from kvstore.backends.posix import PosixBackend
 from kvstore.collect.accounting import Books
 from kvstore.collect.collector import LOCK, Collector
 from kvstore.collect.limits import Limits
-from kvstore.collect.report import Answer, Report
+from kvstore.collect.report import Answer, Report, Row
 from support.chunks import chunk_key
 from support.world import is_idle, wait_for
 
@@ -35,7 +36,7 @@ class Rig:
         self.books = Books(self.path)
         self._collectors: list[Collector] = []
 
-    def collector(self, capacity: int | None, ttl: float | None = None, **options: float) -> Collector:
+    def collector(self, capacity: int | None, ttl: float | None = None, **options: Any) -> Collector:
         collector = Collector(self.backend, self.path, Limits(capacity, None, ttl, SIZE), **options)
         self._collectors.append(collector)
         return collector
@@ -68,7 +69,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def until_done(collector: Collector, report: Report) -> Answer:
-    removed = []
+    removed: list[Row] = []
     for _ in range(100):
         answer = collector.turn(report)
         removed += answer.removed
@@ -252,6 +253,21 @@ def test_the_next_store_goes_on_with_the_books(tmp_path: Path, engine: str) -> N
     assert accounts is not None
     assert (accounts.chunks, accounts.size) == (20, 20 * SIZE)
     assert accounts.turnover.created == 21
+
+
+def test_what_one_store_collects_is_a_miss_to_another(tmp_path: Path) -> None:
+    options = f"capacity={40 * SIZE}B"
+    with open_store(tmp_path, "threads", options) as one, open_store(tmp_path, "threads", options) as other:
+        one.put_many({chunk_key(number): bytes([number]) * CHUNK for number in range(30)})
+        assert one.flush(timeout=20)
+        keys = [chunk_key(number) for number in range(30)]
+        assert all(other.prefetch([key]).result(20).promoted for key in keys[:3])
+        wait_for(lambda: kvstore.Lookup.RETRY not in other.lookup(keys), other)  # it remembers where they are
+        one.put_many({chunk_key(number): bytes([number]) * CHUNK for number in range(100, 130)})
+        assert one.flush(timeout=20)
+        found = other.get_many(keys)
+        assert 0 < len(found) < 30
+        assert all(data == key[:1] * CHUNK for key, data in found.items())
 
 
 def test_without_room_stores_are_dropped_and_loads_go_on(tmp_path: Path) -> None:

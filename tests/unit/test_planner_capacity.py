@@ -29,7 +29,7 @@ def open_desk(*rows: bytes, objects: int = 2, slots: int = 8, slice_items: int =
 def finish_scan(desk: Desk, *rows: bytes) -> Batch:
     batch = desk.batch(Verb.SCAN)
     found = [(key, SIZE, float(age)) for age, key in enumerate(rows)]
-    desk.planner.apply([Completion(batch.id, 0, [], found, {})], desk.now)
+    desk.planner.apply(Completion(batch.id, 0, [], found, {}), desk.now)
     desk.answer(batch, OK)
     return batch
 
@@ -74,7 +74,7 @@ def test_rows_of_a_scan_that_was_given_up_are_not_used() -> None:
     desk.advance()
     scan = desk.batch(Verb.SCAN)
     desk.advance(1.0)
-    desk.planner.apply([Completion(scan.id, 0, [], [(A, SIZE, 0.0)], {})], desk.now)
+    desk.planner.apply(Completion(scan.id, 0, [], [(A, SIZE, 0.0)], {}), desk.now)
     assert used(desk) == 0
     assert not desk.planner._cascader._keeper._gates[0].rows
 
@@ -85,7 +85,7 @@ def test_a_scan_lives_as_long_as_rows_come() -> None:
     scan = desk.batch(Verb.SCAN)
     for n in range(4):
         desk.advance(0.9)
-        desk.planner.apply([Completion(scan.id, 0, [], [(KEYS[n], SIZE, 0.0)], {})], desk.now)
+        desk.planner.apply(Completion(scan.id, 0, [], [(KEYS[n], SIZE, 0.0)], {}), desk.now)
     desk.answer(scan, OK)
     assert desk.abandoned == [] and used(desk) == 4 * SIZE
 

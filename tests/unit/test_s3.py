@@ -121,7 +121,9 @@ def test_listings_come_in_pages(backend: S3Backend, proxy: Proxy) -> None:
     proxy.rewrite = lambda data: data.replace(b"list-type=2", b"list-type=2&max-keys=7")
     for key in KEYS:
         backend.write(key, payload()[:10])
-    names = [entry.name for entry in backend.entries()]
+    entries = list(backend.entries())
+    assert all(abs(entry.mtime - time.time()) < 60 for entry in entries)
+    names = [entry.name for entry in entries]
     assert proxy.count("GET") == 6
     assert len(names) == len(KEYS) + 1
     assert names == sorted(names)
