@@ -170,8 +170,7 @@ def test_collectors_are_killed_at_random(fleet: Fleet) -> None:
         store.flush(timeout=30)
     accounts = Books(str(fleet.space)).read()
     assert accounts is not None
-    assert accounts.size == size_of(fleet.root) or accounts.doubtful
-    assert 0 <= accounts.size - size_of(fleet.root) <= CAPACITY // 20
+    assert 0 <= accounts.size - size_of(fleet.root) <= CAPACITY // 20, "too high by what was in hand, at most"
 
 
 def test_a_hung_collector_costs_stores_and_never_space(fleet: Fleet) -> None:

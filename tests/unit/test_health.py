@@ -128,3 +128,17 @@ def test_failures_while_open_change_nothing(hang: bool) -> None:
     assert not any(breaker.failed(0.5, hang=hang) for _ in range(20))
     assert breaker.openings == 1
     assert breaker.state(1.3) is BreakerState.HALF_OPEN
+
+
+def test_answers_of_another_kind_close_it_but_do_not_clear_the_suspect() -> None:
+    breaker = Breaker(random.Random(1))
+    now, pauses = 0.0, []
+    for hang in ("first", "second", None, None, None):
+        while not breaker.failed(now, "read", hang=True):
+            assert hang, "after a trial by a probe, one more hang is enough"
+        pauses.append(next(s for s in range(1, 200) if breaker.state(now + s) is BreakerState.HALF_OPEN))
+        now += pauses[-1]
+        assert breaker.admit(now) and breaker.succeeded("probe")
+    assert pauses == sorted(pauses) and pauses[-1] >= 8 * pauses[0], "each pause is twice as long"
+    breaker.succeeded("read")
+    assert not breaker.failed(now, "read", hang=True), "cleared: it takes two again"

@@ -269,3 +269,21 @@ def test_who_gets_a_promoted_chunk_has_read_it() -> None:
     desk.planner.drop(list(fetch.held.values()))
     desk.planner.read([A])
     assert desk.planner.host_snapshot()["hits"] == 1
+
+
+def test_a_long_request_asks_where_its_keys_are_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(tier(), slots=4)
+    keys = [number.to_bytes(16) for number in range(4000)]
+    looks = 0
+    where = desk.planner._locator.where
+
+    def counted(key: bytes, now: float) -> Any:
+        nonlocal looks
+        looks += 1
+        return where(key, now)
+
+    monkeypatch.setattr(desk.planner._locator, "where", counted)
+    desk.fetch(*keys)
+    while desk.asked(Verb.PROBE):
+        desk.answer(desk.batch(Verb.PROBE), failed(Status.MISSING))
+    assert looks < 6 * len(keys)

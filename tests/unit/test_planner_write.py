@@ -310,3 +310,27 @@ def test_reads_go_on_while_writes_are_down() -> None:
     desk.found(A)
     desk.fetch(A)
     assert desk.asked(Verb.READ) == [[A]]
+
+
+def test_an_answer_older_than_a_delete_does_not_keep_a_new_chunk_from_the_tier() -> None:
+    desk = Desk(tier())
+    desk.planner.lookup([A], desk.now)
+    desk.advance()
+    probe = desk.batch(Verb.PROBE)
+    erasure = desk.planner.delete([A], desk.now)
+    desk.advance()
+    desk.answer(desk.batch(Verb.DELETE), Result(Status.OK))
+    assert erasure.done
+    desk.answer(probe, Result(Status.OK))
+    desk.store(A)
+    assert desk.asked(Verb.WRITE) == [[A]]
+
+
+def test_promotions_take_no_room_from_those_who_store() -> None:
+    desk = Desk(tier(), slots=4)
+    desk.tiers[0].write_limit = 2
+    desk.found(A, B)
+    desk.fetch(A, B)
+    assert desk.planner.promoting == 2
+    assert desk.planner.has_room(C, desk.now)
+    assert list(desk.planner.reserve([C, D], desk.now, lossless=True)) == [C, D]
