@@ -31,7 +31,7 @@ __all__ = ["Client"]
 _OPERATION = 0.8
 #: Share of it that a connection may be silent: an attempt that hangs leaves time for another.
 _SILENCE = 0.4
-#: Seconds until it is certain at `open` that nobody answers.
+#: Seconds that an operation may take until the server has answered for the first time.
 _OPENING = 4.0
 #: Seconds that closing may take.
 _CLOSING = 2.0
@@ -67,6 +67,7 @@ class Client:
         self._url = url
         self._options = _options(options, timeout=timeout, retries=retries, concurrency=concurrency)
         self._usual_patience = _OPERATION * timeout
+        self._patience = _OPENING
         self._endpoint = ""
         self._trouble: Exception | None = None
         self._session: Any = None
@@ -76,7 +77,6 @@ class Client:
     def connect(self) -> None:
         """Build the filesystem; nothing is asked of the server. May be called again."""
         self.close()
-        self._patience = min(_OPENING, self._usual_patience)
         self._closed = False
         self.run(self._build)
 
@@ -91,15 +91,13 @@ class Client:
             raise explain(error, self._url, "") from None
         self.bucket, self.prefix, _ = self._fs.split_path(self._url)
         self._endpoint = without_user(self._session.meta.endpoint_url)
-        self._session.meta.events.register("needs-retry.s3", self._note_trouble)
+        self._session.meta.events.register("needs-retry.s3", self._note_attempt)
 
-    def _note_trouble(self, caught_exception: Exception | None, **_: object) -> None:
+    def _note_attempt(self, caught_exception: Exception | None, **_: object) -> None:
         """Remember what befell the last attempt: when time runs out between two, that is the reason."""
         self._trouble = caught_exception
-
-    def settle(self) -> None:
-        """The server has answered: from now on, operations have their usual deadline."""
-        self._patience = self._usual_patience
+        if caught_exception is None:  # there is a server
+            self._patience = self._usual_patience
 
     def run(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
         """Wait for ``function(*arguments)``, a coroutine on the loop.

@@ -98,7 +98,6 @@ class S3Backend(FileBackend):
         super().open()
         self._conditional = self._client.run(self._honours_conditions)
         self.capabilities = replace(self.capabilities, first_writer_wins=self._conditional)
-        self._client.settle()
 
     async def _honours_conditions(self) -> bool:
         """Write the manifest again, as it is, with the condition that there be none."""

@@ -14,6 +14,7 @@ import pytest
 
 import kvstore
 from kvstore import errors
+from kvstore.cli import COMMANDS
 from kvstore.config import OPTIONS, SETTINGS, Option
 from kvstore.metrics import COUNTERS, HISTOGRAMS
 
@@ -68,7 +69,8 @@ def names() -> str:
 
 
 def methods() -> str:
-    found = [(name, m) for name, m in vars(kvstore.Store).items() if inspect.isfunction(m) and name[0] != "_"]
+    members = [item for part in kvstore.Store.__mro__ for item in vars(part).items()]
+    found = [(name, m) for name, m in members if inspect.isfunction(m) and name[0] != "_"]
     internal = {"pump", "wait_until"}  # for jobs, leases and the idle pump
     rows = [(code(f"{name}{_signature(m)}"), summary(m)) for name, m in found if name not in internal]
     return table(("Call", "What it does"), rows)
@@ -106,6 +108,21 @@ def test_table_stands_on_its_page(page: str, expected: str) -> None:
 def test_options_to_come_are_listed() -> None:
     coming = ", ".join(code(option.name) for option in OPTIONS.values() if not option.available)
     assert coming in (REFERENCE / "configuration.md").read_text(encoding="utf-8"), coming
+
+
+def test_commands_are_described() -> None:
+    page = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+    heads = " ".join(re.findall(r"^## (.+)$", page, re.MULTILINE)).split()
+    assert set(COMMANDS) <= set(heads)
+    rows = re.findall(r"^\| (\[`.+?\)) \|", page, re.MULTILINE)
+    assert set(COMMANDS) == {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_the_index_links_every_page() -> None:
+    docs = REFERENCE.parent
+    linked = set(re.findall(r"\]\(([^):]+\.md)\)", (docs / "index.md").read_text(encoding="utf-8")))
+    pages = {str(page.relative_to(docs)) for page in docs.glob("**/*.md")} - {"index.md"}
+    assert pages <= linked, pages - linked
 
 
 def test_gauges_of_statistics_are_described() -> None:

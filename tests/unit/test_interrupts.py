@@ -15,10 +15,8 @@ A = chunk_key(1)
 
 
 @pytest.fixture
-def store() -> Any:
-    with kvstore.open(
-        f"ram://?capacity={4 * 4096}", "memory://interrupts?write=through", chunk_size=CHUNK
-    ) as opened:
+def store(tmp_path: Path) -> Any:
+    with kvstore.open(f"ram://?capacity={4 * 4096}", str(tmp_path), chunk_size=CHUNK) as opened:
         yield opened
 
 
