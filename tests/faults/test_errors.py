@@ -69,10 +69,18 @@ def test_a_failing_read_is_asked_of_the_next_tier(world: World, fault: Fault) ->
 @pytest.mark.parametrize("fault", ERRORS)
 def test_a_failing_probe_is_asked_of_the_next_tier(world: World, fault: Fault) -> None:
     world.plant(A_FEW)
-    store = world.open(Rule(fault, "exists", times=1))
+    store = world.open(Rule(fault, "exists"))
     assert load(store, A_FEW) == set(A_FEW)
     assert (first(world).hits, second(world).hits) == (0, 3)
     assert first(world).errors > 0
+
+
+@pytest.mark.parametrize("fault", ERRORS)
+def test_a_probe_of_many_keys_that_fails_once_is_made_key_by_key(world: World, fault: Fault) -> None:
+    world.plant(A_FEW)
+    store = world.open(Rule(fault, "exists", times=1))
+    assert load(store, A_FEW) == set(A_FEW)
+    assert (first(world).hits, second(world).hits, first(world).errors) == (3, 0, 0)
 
 
 def test_with_no_other_tier_a_failing_read_is_a_miss(world: World) -> None:
