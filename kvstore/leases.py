@@ -98,7 +98,9 @@ class ReadLease(_Lease):
 class WriteLease(_Lease):
     """Writable views of slots to be filled; leaving the block commits, an exception aborts.
 
-    A view is as long as a chunk can be. What is shorter is said with :meth:`set_length`.
+    A view is as long as a chunk can be, and zeroed: what is not filled is zero, never what another chunk
+    left there. What is shorter is said with :meth:`set_length`. Whoever copies by address, into
+    :attr:`slots`, gets no zeros, and has to fill every byte or say the length.
 
     Attributes
     ----------
@@ -139,7 +141,9 @@ class WriteLease(_Lease):
             self._end()
 
     def _view(self, slot: int, key: bytes) -> memoryview:
-        return self._store._slot(slot)
+        view = self._store._slot(slot)
+        view[:] = self._store._zeros
+        return view
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

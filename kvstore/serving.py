@@ -8,9 +8,11 @@ waits becomes the leader, which waits on the engine's descriptor; the others wai
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,6 +32,8 @@ __all__ = ["Serving"]
 
 #: Longest that a waiting thread goes without looking at deadlines and at what others have released (seconds).
 _TICK = 0.01
+#: Seconds that a store gets that nobody has closed before the interpreter ends.
+_LAST_MOMENTS = 5.0
 
 
 class Serving:
@@ -67,6 +71,7 @@ class Serving:
         self._changed = threading.Condition(self._lock)
         self._turn = _Turn(self)
         self._glance = _Turn(self, may_evict=False)
+        self._zeros = memoryview(bytes(chunk_size))
         self._leader = False
         self._arrived: deque[Completion] = deque()
         self._applying = False
@@ -290,4 +295,15 @@ def _disown() -> None:
         serving._changed = threading.Condition(serving._lock)
 
 
+def _close_left_open() -> None:
+    """At the end of the interpreter: what was stored gets some time to reach its tiers."""
+    for serving in list(_served):
+        if not serving._closed:
+            warnings.warn(
+                "a kvstore.Store was not closed; use it in a with block", ResourceWarning, stacklevel=1
+            )
+            serving.close(_LAST_MOMENTS)
+
+
+atexit.register(_close_left_open)
 os.register_at_fork(after_in_child=_disown)

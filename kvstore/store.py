@@ -115,9 +115,9 @@ class Store(Serving):
         stored = 0
         while keys:
             with self._reserve(keys[: self._part], lossless=True) as lease:
-                for key, view in lease.items():
+                for key, slot in lease.slots.items():
                     payload = data[key]
-                    _copy(payload, view)
+                    _copy(payload, self._slot(slot))
                     lease.set_length(key, len(payload))
             stored += len(lease)
             with self._lock:  # what somebody else is filling may yet be aborted
@@ -299,7 +299,16 @@ class Store(Serving):
         return self.wait_until(ready, deadline - self.clock())
 
     def _checked(self, data: _Buffer) -> memoryview:
-        view = memoryview(data).cast("B")
+        try:
+            given = memoryview(data)
+            if given.format == "O":
+                raise TypeError  # references to objects are not what anybody means to store
+            view = given.cast("B") if given.nbytes else memoryview(b"")
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"data must be contiguous bytes, or an array of numbers in C order, not this "
+                f"{type(data).__name__}; copy it first, as with bytes() or numpy.ascontiguousarray()"
+            ) from None
         if len(view) > self.chunk_size:
             raise ValueError(f"data of {len(view)} bytes is longer than a chunk ({self.chunk_size} bytes)")
         return view

@@ -120,6 +120,9 @@ def _check_scheme(tier: TierConfig) -> None:
     """Refuse what fsspec does not know before a worker meets it."""
     from fsspec.registry import get_filesystem_class
 
+    if tier.scheme == "peer":
+        raise ConfigError(f"tier {tier.name or tier.url!r}: peers are not available yet")
+
     try:
         get_filesystem_class(tier.scheme)
     except (ImportError, ValueError) as error:

@@ -61,6 +61,7 @@ class Fetch:
         self.missing: list[bytes] = []
         self.skipped: list[bytes] = []
         self.held: dict[bytes, int] = {}
+        self.tried_again: set[bytes] = set()  # keys whose worker died with them
         self.asked = False  # every key of `todo` of which nothing was known is being asked for
         self.keep: set[bytes] = set()  # dealt with and resident: this fetch never evicts them
         self.ahead: set[bytes] = set()  # resident, but not come to yet: evicted only for keys before them
@@ -171,7 +172,8 @@ class Fetcher:
             self._catalog.condemn(key, slot)
         else:
             self._catalog.discard(key, slot)
-        tier.presence.lost(key, now)
+        if not self._deserves_another(key, result):
+            tier.presence.lost(key, now)
         if result.status is Status.CORRUPT:
             tier.counters.corrupt += 1
             self._events.emit(report.corrupt(key, tier, result.error))
@@ -182,6 +184,15 @@ class Fetcher:
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """The worker no longer writes into the slot: it may be used again."""
         self._catalog.pardon(item[1])
+
+    def _deserves_another(self, key: bytes, result: Result) -> bool:
+        """Whether `key` is asked of the same tier again: its worker died, for the first time."""
+        waiters = self._waiters.get(key, ())
+        if result.status is not Status.DIED or any(key in fetch.tried_again for fetch in waiters):
+            return False
+        for fetch in waiters:
+            fetch.tried_again.add(key)
+        return True
 
     # How a fetch goes on.
 

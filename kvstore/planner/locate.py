@@ -33,6 +33,9 @@ class Locator:
         self._tiers = tiers
         self._dispatcher = dispatcher
         self._outdated: set[bytes] = set()  # deleted since they were asked for: a yes says nothing
+        self._tried_again: set[bytes] = (
+            set()
+        )  # a worker died with their probe, and they are being asked again
         self._walking: dict[bytes, int] = {}  # key -> index of the tier that is being asked
         self.on_located: Callable[[bytes, float], None] = lambda _key, _now: None
         dispatcher.register(Verb.PROBE, self)
@@ -82,9 +85,14 @@ class Locator:
         outdated = key in self._outdated
         self._outdated.discard(key)
         if result.status is Status.OK and not outdated:
+            self._tried_again.discard(key)
             tier.presence.found(key, now)
         else:
-            tier.presence.lost(key, now)
+            if result.status is Status.DIED and key not in self._tried_again:
+                self._tried_again.add(key)  # no fault of the tier's: ask it once more
+            else:
+                self._tried_again.discard(key)
+                tier.presence.lost(key, now)
             next_tier, known = self.where(key, now)
             if known is Known.UNKNOWN and next_tier is not None and self.ask([(key, next_tier)]):
                 return
