@@ -178,7 +178,9 @@ def test_promotion(benchmark: BenchmarkFixture, rig: Rig) -> None:
     assert ratios["bare"] >= AT_LEAST_BARE
 
 
-@pytest.mark.xfail(reason="with one worker even the bare calls and one hash are not 1.3 times cat_file", strict=False)
+@pytest.mark.xfail(
+    reason="with one worker even the bare calls and one hash are not 1.3 times cat_file", strict=False
+)
 def test_promotion_against_fsspec(benchmark: BenchmarkFixture, rig: Rig) -> None:
     ratios = compare(
         benchmark,
