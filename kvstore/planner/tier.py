@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..config import TierConfig
 from ..engine.base import Verb
@@ -124,7 +125,7 @@ class TierState:
         """Name of the tier."""
         return self.config.name
 
-    @property
+    @cached_property
     def remote(self) -> bool:
         """Whether others see the tier."""
         return self.config.scheme not in ("file", "memory")
