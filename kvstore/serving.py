@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from .arena import Arena
 from .catalog import Catalog
-from .engine.base import Completion, Engine
+from .engine.base import Batch, Completion, Engine
 from .errors import ClosedError
 from .planner import Fetch, Planner
 from .pump import IdlePump
@@ -75,6 +75,7 @@ class Serving:
         self._leader = False
         self._arrived: deque[Completion] = deque()
         self._applying = False
+        self._outgoing: deque[Batch] = deque()
         self._futures: set[Future[Any]] = set()  # of jobs under way
         self._closed = ""
         self._pump = IdlePump(self)
@@ -194,12 +195,13 @@ class Serving:
         """Start what is due; the lock is held."""
         while True:
             self._planner.advance(self.clock(), may_evict=may_evict)
-            outbox = self._planner.take_outbox()
-            for batch in outbox:
-                self._engine.submit(batch)
+            self._outgoing.extend(self._planner.take_outbox())
+            submits = bool(self._outgoing)
+            while self._outgoing:  # what Ctrl-C leaves here goes out with the next turn
+                self._engine.submit(self._outgoing.popleft())
             for batch in self._planner.take_abandoned():
                 self._engine.abandon(batch)
-            if not outbox:
+            if not submits:
                 return
             if not self._engine.immediate:
                 self._pump.wake()
