@@ -181,5 +181,5 @@ def test_a_hung_tier_is_not_felt(benchmark: BenchmarkFixture, gates: Gates) -> N
     benchmark.extra_info["p99 of a call, ms"] = {"alone": alone * 1e3, "beside the hung one": beside * 1e3}
     benchmark.extra_info["rate of the other tier"] = ratio
     benchmark.pedantic(sum, args=(calls[2],), rounds=1)
-    assert beside < max(1e-3, 1.5 * alone), "calls on a busy machine may take longer, alone as well"
+    assert beside < 1e-3
     assert ratio >= 0.8

@@ -107,7 +107,7 @@ def test_a_hang_is_a_miss_at_the_deadline(filled: Bucket, proxy: Proxy, engine: 
         proxy.hanging.set()
         started = time.monotonic()
         assert store.get(KEYS[0]) is None
-        assert time.monotonic() - started < 10.0  # patience without a deadline is a minute
+        assert time.monotonic() - started < 4.0
         store.put(b"k" * 16, b"in memory all the same")
         assert store.get(b"k" * 16) == b"in memory all the same"
 
