@@ -32,7 +32,7 @@ __all__ = ["Serving"]
 
 #: Longest that a waiting thread goes without looking at deadlines and at what others have released (seconds).
 _TICK = 0.01
-#: Seconds that a store gets that nobody has closed before the interpreter ends.
+#: Seconds that a store gets that was interrupted, or that nobody has closed before the interpreter ends.
 _LAST_MOMENTS = 5.0
 
 
@@ -127,7 +127,8 @@ class Serving:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        interrupted = kind is not None and not issubclass(kind, Exception)
+        self.close(_LAST_MOMENTS if interrupted else 30.0)  # who presses Ctrl-C does not wait for tiers
 
     # For jobs and the pump.
 
