@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import frame
-from .backends import BackendContext, connect, create, namespaces
+from .backends import BackendContext, connect, create_files, namespaces
 from .backends.layout import MANIFEST, Entry, Kind, is_namespace
 from .errors import CorruptChunkError, NamespaceMismatchError
 from .namespace import Namespace
@@ -126,7 +126,7 @@ def spaces(tier: TierConfig) -> Iterator[Space]:
     for directory, manifest in namespaces(tier):
         namespace, problem = _identify(directory, manifest)
         if namespace is not None:
-            backend = create(tier, namespace)
+            backend = create_files(tier, namespace)
         else:
             fingerprint = bytes.fromhex(directory) if is_namespace(directory) else bytes(16)
             backend = connect(tier, BackendContext(fingerprint, b"", _LARGEST_CHUNK), directory)

@@ -24,6 +24,7 @@ __all__ = [
     "StoredObject",
     "connect",
     "create",
+    "create_files",
     "namespaces",
     "retryable",
 ]
@@ -31,7 +32,7 @@ __all__ = [
 _S3 = frozenset({"s3", "s3a"})
 
 
-def create(tier: TierConfig, namespace: Namespace) -> FileBackend:
+def create(tier: TierConfig, namespace: Namespace) -> Backend:
     """The backend of `tier` for one namespace, not yet opened.
 
     Parameters
@@ -44,13 +45,31 @@ def create(tier: TierConfig, namespace: Namespace) -> FileBackend:
     ConfigError
         No backend serves the scheme.
     """
-    context = BackendContext(
+    if tier.scheme == "peer":
+        from .peer import PeerBackend
+
+        return PeerBackend(_context(namespace), tier.path, tier.storage_options, timeout=tier.timeout)
+    return create_files(tier, namespace)
+
+
+def create_files(tier: TierConfig, namespace: Namespace) -> FileBackend:
+    """As :func:`create`, for whoever needs files that can be listed; a peer has none.
+
+    Raises
+    ------
+    ConfigError
+        No such backend serves the scheme.
+    """
+    return connect(tier, _context(namespace), namespace.directory)
+
+
+def _context(namespace: Namespace) -> BackendContext:
+    return BackendContext(
         fingerprint=namespace.fingerprint,
         manifest=namespace.manifest,
         chunk_size=namespace.chunk_size,
         check_manifest=namespace.check_manifest,
     )
-    return connect(tier, context, namespace.directory)
 
 
 def connect(tier: TierConfig, context: BackendContext, directory: str) -> FileBackend:
@@ -121,8 +140,7 @@ def _check_scheme(tier: TierConfig) -> None:
     from fsspec.registry import get_filesystem_class
 
     if tier.scheme == "peer":
-        raise ConfigError(f"tier {tier.name or tier.url!r}: peers are not available yet")
-
+        raise ConfigError(f"tier {tier.name or tier.url!r}: peers are only read, key by key")
     try:
         get_filesystem_class(tier.scheme)
     except (ImportError, ValueError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module, metadata
 from typing import Annotated, Any
@@ -34,9 +35,12 @@ COMMANDS = (
     "warm",
     "conformance",
     "bench",
+    "serve",
 )
 """Names of the commands, in the order of the help."""
 
+#: Seconds that a command gets for cleaning up before another Ctrl-C can interrupt that.
+_CLEANING = 10.0
 _FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
 #: Base of typer's errors of usage; found this way because its module differs between versions of typer.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0].__bases__[0]
@@ -93,13 +97,39 @@ def _root(
 
 def main() -> None:
     """Entry point of ``kvstore``; ends the process."""
-    signal.signal(signal.SIGTERM, _terminate)
-    sys.exit(execute(sys.argv[1:]))
+    unwind = _Unwinding()
+    signal.signal(signal.SIGTERM, unwind)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, unwind)
+    try:
+        sys.exit(execute(sys.argv[1:]))
+    finally:
+        unwind.finish()
 
 
-def _terminate(number: int, _frame: object) -> None:
-    """Unwind, so that temporary directories go."""
-    sys.exit(128 + number)
+class _Unwinding:
+    """Signal handler that ends a command by an exception, so that temporary directories go.
+
+    They go although somebody presses Ctrl-C again meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._deaf_until = 0.0
+
+    def __call__(self, number: int, _frame: object) -> None:
+        now = time.monotonic()
+        if now < self._deaf_until:
+            return
+        self._deaf_until = now + _CLEANING
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    def finish(self) -> None:
+        """Ignore what comes from now on: an interpreter that ends drops handlers, and would die of it."""
+        if self._deaf_until:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def execute(arguments: Sequence[str]) -> int:

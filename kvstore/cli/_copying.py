@@ -18,7 +18,7 @@ from ..keys import ChunkKey
 from ._options import configure
 from ._output import emit, progress, size
 
-__all__ = ["Hottest", "KeyFile", "Rate", "Resume", "Verify", "Workers", "transfer", "two_tiers"]
+__all__ = ["Hottest", "KeyFile", "Rate", "Resume", "Verify", "Workers", "read_keys", "transfer", "two_tiers"]
 
 KeyFile = Annotated[
     Path | None,
@@ -85,7 +85,7 @@ def transfer(
             source,
             target,
             namespace=namespace,
-            keys=None if keys is None else _read_keys(keys),
+            keys=None if keys is None else read_keys(keys),
             limit_bytes=hottest,
             rate=rate,
             workers=workers,
@@ -114,7 +114,7 @@ def _note(done: Copied) -> str:
     return ", ".join([f"{done.chunks:,} chunks ({size(done.bytes)}) copied", *rest])
 
 
-def _read_keys(path: Path) -> list[bytes]:
+def read_keys(path: Path) -> list[bytes]:
     """All keys of a file, so that a mistake in it is found before anything is copied."""
     try:
         with path.open(encoding="utf-8") as lines:

@@ -34,6 +34,7 @@ __all__ = [
     "are_tiers_named",
     "configure",
     "one_tier",
+    "read_storage_options",
     "temporary_tiers",
 ]
 
@@ -96,7 +97,7 @@ def configure(
         *(tiers or ()),
         chunk_size=chunk_size or (None if from_file else usual_chunk_size),
         engine=engine,
-        storage_options=_read_storage_options(storage_options),
+        storage_options=read_storage_options(storage_options),
         config=config,
     )
     return msgspec.structs.replace(parsed, namespace=dict(namespace))
@@ -121,7 +122,7 @@ def one_tier(url: str, storage_options: Sequence[str] | None) -> TierConfig:
     assert isinstance(tier, TierConfig)
     host = HostConfig(capacity=1 << 40)
     (tier,) = StoreConfig(host=host, tiers=(tier,)).tiers  # which gives it its name
-    options = _read_storage_options(storage_options)
+    options = read_storage_options(storage_options)
     for name in options:
         if name != tier.name:
             raise ConfigError(f"--storage-option: there is no tier {name!r} here, only {tier.name!r}")
@@ -156,7 +157,14 @@ def temporary_tiers(host: int, most: int | None = None, parent: Path | None = No
         yield [f"ram://?capacity={format_size(host)}&policy=arc", f"{url}?capacity={capacity}"]
 
 
-def _read_storage_options(texts: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+def read_storage_options(texts: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Tier -> option -> value, from texts such as ``s3.endpoint_url=http://host``.
+
+    Raises
+    ------
+    ConfigError
+        A text is none such.
+    """
     options: dict[str, dict[str, Any]] = {}
     for text in texts or ():
         where, equals, value = text.partition("=")

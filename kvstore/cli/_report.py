@@ -39,6 +39,9 @@ def run_report(outcome: Outcome, stats: Stats) -> dict[str, Any]:
 def show_run(console: Console, outcome: Outcome, stats: Stats, chunk_size: int) -> None:
     """Print a run for people."""
     console.print(_tier_table(outcome, stats, chunk_size))
+    for tier in stats:
+        if tier.last_error:
+            console.print(f"  [yellow]{escape(tier.name)}, last error:[/] {escape(tier.last_error)}")
     console.print(_LEGEND, style="dim")
     console.print(
         f"  {outcome.requests:,} requests in {outcome.seconds:.1f} s, "
@@ -90,6 +93,7 @@ def _tier_report(tier: TierStats) -> dict[str, Any]:
         "lookup_ms": _milliseconds(tier, "lookup"),
         "load_ms": _milliseconds(tier, "load"),
         "errors": tier.errors,
+        "last_error": tier.last_error,
     }
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ..address import Address
 from ..units import format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "LATER",
     "MODE",
     "NAME",
+    "SERVE",
     "SIZE",
     "TIMEOUT",
     "Kind",
@@ -95,6 +97,12 @@ def _parse_name(value: object) -> str:
     return value
 
 
+def _parse_serve(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"not an address: {value!r}")
+    return str(Address.parse(value))
+
+
 def _parse_mode(value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"(0o)?[0-7]{3,4}", value):
         value = int(value.removeprefix("0o"), 8)
@@ -125,6 +133,7 @@ _CPU = count(0, 65535)
 SIZE = Kind(parse_size, format_size, format_size)
 TIMEOUT = Kind(_parse_timeout, format_duration, format_duration)
 NAME = Kind(_parse_name, str, str)
+SERVE = Kind(_parse_serve, str, str)
 MODE = Kind(_parse_mode, _format_mode, _format_mode)
 CPUS = Kind(_parse_cpus, _format_cpus, list)
 AUTO = choice("auto", "on", "off")

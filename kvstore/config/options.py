@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from .kinds import AUTO, CPUS, LATER, MODE, NAME, SIZE, TIMEOUT, Kind, choice, count, nearest, switch
+from .kinds import AUTO, CPUS, LATER, MODE, NAME, SERVE, SIZE, TIMEOUT, Kind, choice, count, nearest, switch
 
 __all__ = ["OPTIONS", "SETTINGS", "Option", "find_option"]
 
@@ -36,6 +36,8 @@ class Option:
     tiers : str
         ``"every"`` tier, the ``"host"`` tier, any ``"secondary"`` tier, or secondary tiers of one scheme,
         such as ``"file"``; ``"store"`` for settings.
+    not_for : tuple of str
+        Schemes that do not take it although `tiers` says so.
     available : bool
         False for options that are planned; they are refused by name.
     """
@@ -46,6 +48,7 @@ class Option:
     example: str = ""
     help: str = ""
     tiers: str = "secondary"
+    not_for: tuple[str, ...] = ()
     available: bool = True
 
     def parse(self, value: object, where: str) -> Any:
@@ -75,7 +78,8 @@ class Option:
 
     def applies_to(self, scheme: str) -> bool:
         """Whether a tier of this scheme takes the option."""
-        return self.tiers in ("every", scheme) or self.tiers == ("host" if scheme == "ram" else "secondary")
+        group = "host" if scheme == "ram" else "secondary"
+        return scheme not in self.not_for and self.tiers in ("every", scheme, group)
 
 
 def find_option(name: str, scheme: str, where: str) -> Option:
@@ -97,6 +101,8 @@ def find_option(name: str, scheme: str, where: str) -> Option:
         raise ConfigError(f"{where}: unknown option {name!r}; {nearest(name, valid)}")
     if not option.available:
         raise ConfigError(f"{where}: the option {name!r} is not available yet")
+    if scheme in option.not_for:
+        raise ConfigError(f"{where}: {name!r} is no option of {scheme}://")
     if not option.applies_to(scheme):
         takers = {"host": "the host tier (ram://)", "secondary": "secondary tiers"}
         taker = takers.get(option.tiers, f"{option.tiers}:// tiers")
@@ -122,6 +128,7 @@ OPTIONS: dict[str, Option] = _table(
         kind=SIZE,
         example="64GiB",
         tiers="every",
+        not_for=("peer",),
         help="Most bytes that the tier holds; required for the host tier, no limit by default elsewhere.",
     ),
     Option(
@@ -141,10 +148,18 @@ OPTIONS: dict[str, Option] = _table(
         help="Whether host memory is pinned for device copies; auto pins where there is a device.",
     ),
     Option(
+        name="serve",
+        kind=SERVE,
+        example="tcp://127.0.0.1:5710",
+        tiers="host",
+        help="Address at which peers may read host memory; without a host it is the loopback interface.",
+    ),
+    Option(
         name="write",
         kind=choice("through", "on-evict", "off"),
         default="through",
         example="on-evict",
+        not_for=("peer",),
         help="When chunks are written to the tier: at once, before they leave host memory, or never.",
     ),
     Option(
@@ -229,7 +244,6 @@ OPTIONS: dict[str, Option] = _table(
     ),
     Option(name="admit", kind=LATER, available=False),
     Option(name="min_priority", kind=LATER, available=False),
-    Option(name="serve", kind=LATER, tiers="host", available=False),
     Option(name="transport", kind=LATER, tiers="peer", available=False),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,12 +18,15 @@ __all__ = ["CONFIG_VARIABLE", "parse"]
 
 CONFIG_VARIABLE = "KVSTORE_CONFIG"
 
+_Tier = TypeVar("_Tier", HostConfig, TierConfig)
+
 
 def parse(
     *tiers: str | Mapping[str, Any] | HostConfig | TierConfig,
     namespace: Mapping[str, Any] | None = None,
     chunk_size: int | str | None = None,
     engine: str | None = None,
+    serve: str | None = None,
     nice: int | None = None,
     affinity: Sequence[int] | None = None,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -41,12 +44,15 @@ def parse(
     chunk_size : int or str, optional
         Bytes, or text with a unit; 2 MiB by default.
     engine : {"threads", "processes", "inline"}, optional
+    serve : str, optional
+        Address at which peers may read host memory, such as ``tcp://127.0.0.1:5710``.
     nice : int, optional
         Scheduling priority of the workers.
     affinity : sequence of int, optional
         CPUs of the workers.
     storage_options : mapping, optional
-        Name of a tier -> arguments of its filesystem, added to those that the tier has.
+        Name of a tier -> arguments of its filesystem, added to those that the tier has; for peers, and for a
+        host tier that is served, what they have to prove.
     config : path, optional
         A TOML file. With neither tiers nor `config`, the environment variable ``KVSTORE_CONFIG`` names one.
         What is given as an argument replaces what the file says; tiers replace all tiers of the file.
@@ -82,7 +88,11 @@ def parse(
     }
     fields = {} if config is None else _read_file(Path(config))
     fields.update((name, value) for name, value in given.items() if value is not None)
-    return _add_storage_options(StoreConfig.from_dict(fields), storage_options or {})
+    found = StoreConfig.from_dict(fields)
+    if serve is not None:
+        host = msgspec.structs.replace(found.host, serve=serve)
+        found = msgspec.structs.replace(found, host=host)
+    return _add_storage_options(found, storage_options or {})
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -95,15 +105,17 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _add_storage_options(config: StoreConfig, more: Mapping[str, Mapping[str, Any]]) -> StoreConfig:
-    names = [tier.name for tier in config.tiers]
+    host = config.host
+    names = [*([host.name] if host.serve is not None else []), *(tier.name for tier in config.tiers)]
     for name, options in more.items():
         if name not in names:
             remedy = nearest(str(name), names) if names else "there are no secondary tiers"
             raise ConfigError(f"storage_options: there is no tier {name!r} that takes them; {remedy}")
         if not isinstance(options, Mapping):
             raise ConfigError(f"tier {name!r}: storage_options is a mapping from names to values")
-    tiers = tuple(
-        msgspec.structs.replace(tier, storage_options={**tier.storage_options, **more.get(tier.name, {})})
-        for tier in config.tiers
-    )
-    return msgspec.structs.replace(config, tiers=tiers)
+
+    def with_more(tier: _Tier) -> _Tier:
+        options = {**tier.storage_options, **more.get(tier.name, {})}
+        return msgspec.structs.replace(tier, storage_options=options)
+
+    return msgspec.structs.replace(config, host=with_more(host), tiers=tuple(map(with_more, config.tiers)))

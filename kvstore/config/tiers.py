@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..address import Address
 from ..errors import ConfigError
 from .options import OPTIONS, find_option
 from .urls import default_name, label, local_path, normalise, scheme_of, split_url, with_query
@@ -29,6 +30,10 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
         Which chunks leave host memory first.
     pin : {"auto", "on", "off"}
         Whether host memory is pinned for device copies.
+    serve : str or None
+        Address at which peers may read.
+    storage_options : dict
+        What peers have to prove, which is secret: never shown by ``repr``.
 
     Examples
     --------
@@ -40,6 +45,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     policy: Literal["lru", "arc", "priority"] = OPTIONS["policy"].default
     pin: Literal["auto", "on", "off"] = OPTIONS["pin"].default
+    serve: str | None = OPTIONS["serve"].default
+    storage_options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -48,6 +55,9 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{where}: the host tier needs a capacity, such as ram://?capacity=64GiB")
         msgspec.structs.force_setattr(self, "name", self.name or _HOST_NAME)
         _settle(self, "ram", where)
+        _settle_arguments(self, where)
+        if self.storage_options and self.serve is None:
+            raise ConfigError(f"{where}: the host tier has no storage_options, unless it is served (serve=)")
 
     @property
     def scheme(self) -> str:
@@ -55,12 +65,27 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
         return "ram"
 
     def to_url(self) -> str:
-        """The tier as a URL, without options that have their defaults."""
+        """The tier as a URL, without options that have their defaults.
+
+        Raises
+        ------
+        ConfigError
+            There are ``storage_options``, which no URL may hold.
+        """
+        _refuse_arguments(self)
         return with_query(_HOST_URL, _texts(self, _HOST_NAME))
 
     def to_dict(self) -> dict[str, Any]:
-        """The tier as a dict, without options that have their defaults."""
-        return {"url": _HOST_URL, **_plains(self, _HOST_NAME)}
+        """The tier as a dict, without options that have their defaults; ``storage_options`` included."""
+        return {"url": _HOST_URL, **_plains(self, _HOST_NAME), **_arguments(self)}
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Name and value of each field that says something; used by ``rich`` and by ``repr``."""
+        return _shown(self)
+
+    def __repr__(self) -> str:
+        """Without the values of ``storage_options``."""
+        return _format(self)
 
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,11 +149,12 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
         where = f"tier {self.name!r}" if self.name else label(self.url)
         if self.scheme == "ram":
             raise ConfigError(f"{where}: the host tier is a HostConfig, and comes first")
+        if self.scheme == "peer":
+            _check_peer(self, where)
         _settle(self, self.scheme, where)
-        options = self.storage_options
-        if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-            raise ConfigError(f"{where}: storage_options is a mapping from names to values")
-        msgspec.structs.force_setattr(self, "storage_options", dict(options))
+        if self.scheme == "peer":
+            msgspec.structs.force_setattr(self, "write", "off")
+        _settle_arguments(self, where)
 
     @property
     def scheme(self) -> str:
@@ -148,27 +174,20 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError
             There are ``storage_options``, which no URL may hold.
         """
-        if self.storage_options:
-            raise ConfigError(
-                f"tier {self.name or self.url!r}: storage_options cannot be in a URL; use the dict form"
-            )
+        _refuse_arguments(self)
         return with_query(self.url, _texts(self, default_name(self.scheme)))
 
     def to_dict(self) -> dict[str, Any]:
         """The tier as a dict, without options that have their defaults; ``storage_options`` included."""
-        secrets = {"storage_options": dict(self.storage_options)} if self.storage_options else {}
-        return {"url": self.url, **_plains(self, default_name(self.scheme)), **secrets}
+        return {"url": self.url, **_plains(self, default_name(self.scheme)), **_arguments(self)}
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """Name and value of each field that says something; used by ``rich`` and by ``repr``."""
-        hidden = (
-            [("storage_options", f"<{len(self.storage_options)} hidden>")] if self.storage_options else []
-        )
-        return [("url", self.url), *((name, getattr(self, name)) for name in _changed(self, "")), *hidden]
+        return [("url", self.url), *_shown(self)]
 
     def __repr__(self) -> str:
         """Without the values of ``storage_options``."""
-        return f"TierConfig({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+        return _format(self)
 
 
 def read_tier(tier: str | Mapping[str, Any] | HostConfig | TierConfig) -> HostConfig | TierConfig:
@@ -197,9 +216,7 @@ def read_tier(tier: str | Mapping[str, Any] | HostConfig | TierConfig) -> HostCo
     options = {**query, **fields}
     if scheme != "ram":
         return TierConfig(url=location, storage_options=storage_options, **options)
-    if storage_options:
-        raise ConfigError(f"{where}: the host tier has no storage_options")
-    return HostConfig(**{"capacity": None, **options})
+    return HostConfig(**{"capacity": None, **options}, storage_options=storage_options)
 
 
 def _copy(tier: object) -> dict[str, Any]:
@@ -226,7 +243,9 @@ def _changed(config: HostConfig | TierConfig, usual_name: str) -> list[str]:
     return [
         name
         for name, option in OPTIONS.items()
-        if name in config.__struct_fields__ and getattr(config, name) not in (usual.get(name), option.default)
+        if name in config.__struct_fields__
+        and option.applies_to(config.scheme)
+        and getattr(config, name) not in (usual.get(name), option.default)
     ]
 
 
@@ -236,3 +255,41 @@ def _texts(config: HostConfig | TierConfig, usual_name: str) -> dict[str, str]:
 
 def _plains(config: HostConfig | TierConfig, usual_name: str) -> dict[str, Any]:
     return {name: OPTIONS[name].plain(getattr(config, name)) for name in _changed(config, usual_name)}
+
+
+def _check_peer(config: TierConfig, where: str) -> None:
+    """A peer has an address, and is only read, whether that is said or not."""
+    try:
+        Address.parse(config.url.partition("://")[2])
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error} (example: peer://10.0.0.1:5710)") from None
+    if config.write == "off":
+        msgspec.structs.force_setattr(config, "write", OPTIONS["write"].default)
+
+
+def _settle_arguments(config: HostConfig | TierConfig, where: str) -> None:
+    options = config.storage_options
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise ConfigError(f"{where}: storage_options is a mapping from names to values")
+    msgspec.structs.force_setattr(config, "storage_options", dict(options))
+
+
+def _refuse_arguments(config: HostConfig | TierConfig) -> None:
+    if config.storage_options:
+        where = config.name or getattr(config, "url", _HOST_URL)
+        raise ConfigError(f"tier {where!r}: storage_options cannot be in a URL; use the dict form")
+
+
+def _arguments(config: HostConfig | TierConfig) -> dict[str, Any]:
+    return {"storage_options": dict(config.storage_options)} if config.storage_options else {}
+
+
+def _shown(config: HostConfig | TierConfig) -> list[tuple[str, Any]]:
+    count = len(config.storage_options)
+    hidden = [("storage_options", f"<{count} hidden>")] if count else []
+    return [*((name, getattr(config, name)) for name in _changed(config, "")), *hidden]
+
+
+def _format(config: HostConfig | TierConfig) -> str:
+    fields = ", ".join(f"{name}={value!r}" for name, value in config.__rich_repr__())
+    return f"{type(config).__name__}({fields})"

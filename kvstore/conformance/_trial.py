@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from mmap import mmap
 
 from .. import frame
-from ..backends import create
+from ..backends import create_files
 from ..backends.files import FileBackend
 from ..config import TierConfig
 from ..namespace import Namespace
@@ -73,7 +73,7 @@ class Trial:
     def clients(self, count: int) -> list[FileBackend]:
         """So many clients that are open; the same ones each time, as stores have theirs for long."""
         while len(self._clients) < count:
-            backend = self._opened.enter_context(closing(create(self.tier, self.namespace)))
+            backend = self._opened.enter_context(closing(create_files(self.tier, self.namespace)))
             backend.open()
             self._clients.append(backend)
         return self._clients[:count]
@@ -109,7 +109,7 @@ class Trial:
         backend.put_object(key, make_slot(len(head), head), make_slot(len(rest), rest))
 
     def _remove_files(self) -> None:
-        backend = create(self.tier, self.namespace)
+        backend = create_files(self.tier, self.namespace)
         with closing(backend):
             backend.attach()
             backend.delete([row.key for row in backend.scan()])

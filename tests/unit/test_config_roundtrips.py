@@ -35,6 +35,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "capacity": SIZES,
     "policy": st.sampled_from(["lru", "arc", "priority"]),
     "pin": st.sampled_from(["auto", "on", "off"]),
+    "serve": st.sampled_from(["tcp://127.0.0.1:5710", "tcp://0.0.0.0:1", "tcp://[::1]:0"]),
     "write": st.sampled_from(["through", "on-evict", "off"]),
     "read": st.booleans(),
     "timeout": st.floats(0, 1e9, exclude_min=True),

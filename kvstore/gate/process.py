@@ -1,0 +1,80 @@
+"""The serving process: what it is told, and how it begins and ends.
+
+It has a fresh interpreter, the arena and its end of the link, and nothing else of its parent. It ends when
+the owner closes the link, or is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
+
+from ..address import Address
+from ..arena import Arena
+from ..engine.child import ProcessSpec, take_place, watch_parent
+from ..namespace import Namespace
+from ..peer.admission import ServerIdentity
+from ..peer.credentials import ServerCredentials
+from ..peer.limits import Limits
+from ..peer.link import Down, Up, encode
+
+if TYPE_CHECKING:
+    from ..peer.server import Server
+
+__all__ = ["ServeSpec", "main"]
+
+
+@dataclass(frozen=True)
+class ServeSpec(ProcessSpec):
+    """Everything a serving process is told."""
+
+    module: ClassVar[str] = "kvstore.gate.process"
+
+    address: Address
+    namespace: Namespace
+    credentials: ServerCredentials
+    limits: Limits
+    nice: int | None
+    affinity: tuple[int, ...] | None
+
+    @property
+    def name(self) -> str:
+        """What the process is for, in messages."""
+        return f"serve={self.address}"
+
+
+def main(spec_file: BinaryIO) -> None:
+    """Serve until the owner closes the link, or is gone."""
+    spec: ServeSpec = pickle.load(spec_file)
+    spec_file.close()
+    watch_parent(spec.parent)
+    owner = socket.socket(fileno=spec.jobs_fd)
+    try:
+        server = _start(spec, owner)
+    except Exception as error:
+        owner.send(encode(Down(f"{type(error).__name__}: {error}")))
+        os._exit(1)
+    server.run()
+    os._exit(0)  # what waits to be sent is for peers that will ask somebody else
+
+
+def _start(spec: ServeSpec, owner: socket.socket) -> Server:
+    from ..peer.hub import Hub
+    from ..peer.server import Server  # which needs what comes with an extra
+    from ..peer.zmq_carrier import ZmqServerCarrier
+
+    take_place(spec.nice, spec.affinity)
+    arena = Arena.from_fd(spec.slots_fd)
+    namespace = spec.namespace
+    identity = ServerIdentity(
+        fingerprint=namespace.fingerprint,
+        chunk_size=namespace.chunk_size,
+        check_manifest=namespace.check_manifest,
+        token=spec.credentials.token,
+    )
+    carrier = ZmqServerCarrier(spec.address, spec.credentials)
+    owner.send(encode(Up(carrier.address)))
+    return Server(Hub(identity, spec.limits), carrier, owner, arena.view, namespace.fingerprint)

@@ -1,0 +1,15 @@
+"""Peers: reading chunks straight from the host memory of another instance.
+
+``docs/reference/peer-protocol.md`` describes the messages and their invariants. The parts:
+
+============ =================================================================
+protocol     messages between peers: shapes, bounds, proofs
+link         messages between a serving process and the owner of the arena
+hub          the server's side of all sessions, without I/O
+session      the client's side of one session, without I/O
+credentials  tokens and keys, from configuration
+transport    the contract of what carries messages, and the carrier over ZMQ
+server       the loop of a serving process
+client       the thread that reads from one peer
+============ =================================================================
+"""

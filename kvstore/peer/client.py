@@ -1,0 +1,295 @@
+"""Reads from one peer: a thread that owns the connection, for any number of threads that wait.
+
+Who owns what: the thread of :class:`PeerClient` alone touches carrier and session, and writes into the
+buffers of calls. A caller hands in a call and waits until the thread has ended it; after that the thread
+never touches the call's buffers again, so that a byte which comes late lands nowhere.
+
+A call fails at once while there is no connection: whether to wait for a peer is up to the tier's breaker.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+
+import zmq
+
+from ..doorbell import Doorbell
+from ..errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
+from .protocol import COMING, HERE, MOST_KEYS, encode
+from .session import (
+    Absent,
+    Arriving,
+    ClientIdentity,
+    ClientSession,
+    Event,
+    Located,
+    Lost,
+    Opened,
+    Rejected,
+    State,
+)
+from .transport import ClientCarrier
+
+__all__ = ["PeerClient"]
+
+#: Seconds between two tries to greet a peer that is not connected.
+_PAUSE = 0.01
+#: Errors for what a peer refuses; anything else may pass.
+_ERRORS: dict[str | None, type[KVStoreError]] = {
+    "namespace": NamespaceMismatchError,
+    "version": ConfigError,
+    "authentication": ConfigError,
+}
+
+
+@dataclass(eq=False)
+class _Call:
+    """What a thread waits for: a lookup of `keys`, or one chunk into two buffers; neither: the session."""
+
+    deadline: float
+    keys: list[bytes] = field(default_factory=list)
+    buffers: tuple[memoryview, memoryview] | None = None
+    states: bytes = b""
+    size: int | None = None
+    error: KVStoreError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def fail(self, error: KVStoreError) -> None:
+        """End it with an error."""
+        self.error = error
+        self.done.set()
+
+
+class PeerClient:
+    """One connection to one peer.
+
+    Parameters
+    ----------
+    name : str
+        Of the peer, for messages.
+    identity : ClientIdentity
+    make_carrier : callable
+        Connects; called by the thread that uses the carrier.
+    timeout : float
+        Seconds that a call may take.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        identity: ClientIdentity,
+        make_carrier: Callable[[], ClientCarrier],
+        timeout: float,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self._name = name
+        self._session = ClientSession(identity)
+        self._make_carrier = make_carrier
+        self._timeout = timeout
+        self._calls: deque[_Call] = deque()  # handed in
+        self._waiting: deque[_Call] = deque()  # for the session to open
+        self._lookups: dict[int, _Call] = {}
+        self._fetches: dict[tuple[int, int], _Call] = {}
+        self._acks: dict[int, list[int]] = {}
+        self._closing = False
+        self._bell = Doorbell()
+        self._thread = threading.Thread(target=self._run, name="kvstore-peer", daemon=True)
+
+    # For any thread.
+
+    def open(self) -> None:
+        """Connect and open a session.
+
+        Raises
+        ------
+        NamespaceMismatchError, ConfigError
+            The peer refuses: it serves another namespace, speaks another version, or asks for another token.
+        BackendError
+            It does not answer in time.
+        """
+        self._thread.start()
+        self._wait(_Call(time.monotonic() + self._timeout))
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each of `keys` is there, or is being filled; one round trip for each thousand."""
+        parts = [list(keys[first : first + MOST_KEYS]) for first in range(0, len(keys), MOST_KEYS)]
+        deadline = time.monotonic() + self._timeout
+        calls = [_Call(deadline, part) for part in parts]
+        for call in calls:
+            self._hand_in(call)
+        return [state in (HERE, COMING) for call in calls for state in self._await(call).states]
+
+    def fetch(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
+        """Bring a frame into the two buffers; its size, or None when the peer does not have it."""
+        return self._wait(_Call(time.monotonic() + self._timeout, [key], (header, payload))).size
+
+    def close(self) -> None:
+        """Say goodbye, and end the thread."""
+        self._closing = True
+        self._bell.ring()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _wait(self, call: _Call) -> _Call:
+        self._hand_in(call)
+        return self._await(call)
+
+    def _hand_in(self, call: _Call) -> None:
+        self._calls.append(call)
+        self._bell.ring()
+        if self._closing or not self._thread.is_alive():
+            call.fail(self._error("the connection is closed"))
+
+    def _await(self, call: _Call) -> _Call:
+        call.done.wait()
+        if call.error is not None:
+            raise copy(call.error)  # several threads may get the same
+        return call
+
+    # The thread.
+
+    def _run(self) -> None:
+        why = "the connection is closed"
+        try:
+            carrier = self._make_carrier()
+            try:
+                poller = zmq.Poller()
+                poller.register(self._bell.fd, zmq.POLLIN)
+                carrier.register(poller)
+                while not self._closing:
+                    poller.poll(round(self._pause() * 1000 + 0.499))
+                    self._turn(carrier)
+                self._session.goodbye()
+                self._send(carrier)
+            finally:
+                carrier.close()
+        except Exception as error:  # whatever it was: nobody is left waiting
+            why = f"{type(error).__name__}: {error}"
+        finally:
+            self._closing = True
+            self._fail_all(self._error(why))
+
+    def _pause(self) -> float:
+        if self._waiting and self._session.state is State.CLOSED:
+            return _PAUSE
+        return min(max(0.0, self._session.next_deadline - time.monotonic()), 3600.0)
+
+    def _turn(self, carrier: ClientCarrier) -> None:
+        self._bell.answer()
+        now = time.monotonic()
+        self._take_calls(now)
+        self._send(carrier)
+        while (control := carrier.receive()) is not None:
+            event = self._session.received(control)
+            if event is not None:
+                self._happened(event, carrier)
+        for event in self._session.expire(time.monotonic()):
+            self._happened(event, carrier)
+        self._acknowledge()
+        self._send(carrier)
+        if self._session.counters:
+            self.counters.update(self._session.counters)
+            self._session.counters.clear()
+
+    def _take_calls(self, now: float) -> None:
+        """Begin what has been handed in."""
+        while self._calls:
+            self._waiting.append(self._calls.popleft())
+        if not self._waiting:
+            return
+        if self._session.state is State.CLOSED:
+            self._session.greet(max(call.deadline for call in self._waiting))
+        if self._session.state is State.OPEN:
+            self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        """Ask for everything that waits: chunks together, as many as a message names."""
+        chunks = []
+        while self._waiting:
+            call = self._waiting.popleft()
+            if call.buffers is not None:
+                chunks.append(call)
+            elif call.keys:
+                self._lookups[self._session.lookup(call.keys, call.deadline)] = call
+            else:
+                call.done.set()
+        for first in range(0, len(chunks), MOST_KEYS):
+            part = chunks[first : first + MOST_KEYS]
+            deadline = min(call.deadline for call in part)
+            wait = max(0.0, deadline - now) / 2  # a miss in good time is better than a failure
+            number = self._session.fetch([call.keys[0] for call in part], wait, deadline, now)
+            self._fetches.update({(number, place): call for place, call in enumerate(part)})
+
+    def _happened(self, event: Event, carrier: ClientCarrier) -> None:
+        if isinstance(event, Opened):
+            self._begin(time.monotonic())
+        elif isinstance(event, Rejected):
+            self._fail_all(self._rejection(event))
+        elif isinstance(event, Located):
+            call = self._lookups.pop(event.id)
+            call.states = event.states
+            call.done.set()
+        elif isinstance(event, Arriving):
+            call = self._fetches.pop((event.id, event.place))
+            assert call.buffers is not None
+            call.size = carrier.take(*call.buffers)
+            call.done.set()
+            self._acks.setdefault(event.id, []).append(event.place)
+        elif isinstance(event, Absent):
+            for place in event.indexes:
+                self._fetches.pop((event.id, place)).done.set()
+        elif isinstance(event, Lost):
+            self._lost(event)
+
+    def _lost(self, event: Lost) -> None:
+        # Who has waited in vain does not wait once more: the tier's deadline would pass meanwhile.
+        error = self._error(event.detail, retryable=not event.overdue)
+        lookup = self._lookups.pop(event.id, None)
+        if lookup is not None:
+            lookup.fail(error)
+        for number, place in [id_and_place for id_and_place in self._fetches if id_and_place[0] == event.id]:
+            self._fetches.pop((number, place)).fail(error)
+
+    def _acknowledge(self) -> None:
+        for number, places in self._acks.items():
+            self._session.acknowledge(number, places)
+        self._acks.clear()
+
+    def _send(self, carrier: ClientCarrier) -> None:
+        outbox = self._session.outbox
+        while outbox:
+            if carrier.send(encode(outbox[0])):
+                outbox.popleft()
+                continue
+            outbox.clear()
+            self._not_connected()
+
+    def _not_connected(self) -> None:
+        """The session is over. Whoever opens the client waits for a connection; nobody else does."""
+        self._session.disconnected()
+        now = time.monotonic()
+        patient = [call for call in self._waiting if not call.keys and call.deadline > now]
+        for call in patient:
+            self._waiting.remove(call)
+        self._fail_all(self._error("there is no connection"))
+        self._waiting.extend(patient)
+
+    def _fail_all(self, error: KVStoreError) -> None:
+        for call in (*self._calls, *self._waiting, *self._lookups.values(), *self._fetches.values()):
+            call.fail(error)
+        for calls in (self._calls, self._waiting, self._lookups, self._fetches, self._acks):
+            calls.clear()
+
+    def _rejection(self, event: Rejected) -> KVStoreError:
+        kind = _ERRORS.get(event.reason)
+        if kind is None:
+            return self._error(event.detail, retryable=event.reason is not None)
+        return kind(f"the peer {self._name} refuses: {event.detail}")
+
+    def _error(self, why: str, *, retryable: bool = True) -> BackendError:
+        return BackendError(f"the peer {self._name}: {why}", retryable=retryable)
