@@ -87,7 +87,8 @@ def test_wheel_has_the_licence_and_the_command(wheel: ZipFile) -> None:
     by_name = {name.partition(".dist-info/")[2]: name for name in wheel.namelist() if ".dist-info/" in name}
     assert b"Apache License" in wheel.read(by_name["licenses/LICENSE"])
     assert b"kvstore = kvstore.cli:main" in wheel.read(by_name["entry_points.txt"])
-    assert b"vllm.general_plugins" not in wheel.read(by_name["entry_points.txt"])
+    plugin = b"[vllm.general_plugins]\nkvstore = kvstore_vllm.plugin:register"
+    assert plugin in wheel.read(by_name["entry_points.txt"])
 
 
 def test_installed_command_says_its_version() -> None:
