@@ -164,14 +164,20 @@ class Arena:
             geometry = _read_geometry(fd)
             if geometry.token != bytes.fromhex(token):
                 raise ClosedError(f"the owner of the arena {handle} is gone: another one has taken its place")
-            return cls._of_other(fd, geometry)
+            return cls._of_other(fd, geometry, "off")
         except BaseException:
             os.close(fd)
             raise
 
     @classmethod
-    def from_fd(cls, fd: int) -> Arena:
-        """Map the arena behind a descriptor that this process inherited; the arena takes the descriptor over.
+    def from_fd(cls, fd: int, *, pin: PinMode = "off") -> Arena:
+        """Map the arena behind a descriptor that this process was given; the arena takes the descriptor over.
+
+        Parameters
+        ----------
+        fd : int
+        pin : {"off", "auto", "on"}
+            Whether to page-lock this mapping for CUDA: each process that owns a device does so for itself.
 
         Raises
         ------
@@ -182,11 +188,11 @@ class Arena:
         """
         geometry = _read_geometry(fd)
         os.set_inheritable(fd, False)
-        return cls._of_other(fd, geometry)
+        return cls._of_other(fd, geometry, pin)
 
     @classmethod
-    def _of_other(cls, fd: int, geometry: _Geometry) -> Arena:
-        arena = cls(fd, geometry, owner=False, pin="off")
+    def _of_other(cls, fd: int, geometry: _Geometry, pin: PinMode) -> Arena:
+        arena = cls(fd, geometry, owner=False, pin=pin)
         arena._filler.start()
         return arena
 
@@ -231,8 +237,8 @@ class Arena:
         if self.fd < 0:
             return
         self._filler.stop()
-        os.close(self.fd)
-        self.fd = -1
+        fd, self.fd = self.fd, -1
+        os.close(fd)
         for view in (self._payload, self._header, self._control):
             view.release()
         try:
@@ -280,12 +286,12 @@ class _Filler:
         self._geometry = geometry
         self._header = header
         self._done = 0
-        self._stop = threading.Event()
+        self._stopped = False
         self._thread: threading.Thread | None = None
 
     def run(self, end: int) -> None:
         """Fill up to byte `end`, or until stopped."""
-        while self._done < end and not self._stop.is_set():
+        while self._done < end and not self._stopped:
             length = min(_STEP, end - self._done)
             memory.populate(self._base + self._done, length, write=self._header is not None)
             self._done += length
@@ -301,7 +307,7 @@ class _Filler:
 
     def stop(self) -> None:
         """End the background thread, after the system call it is in, and unpin."""
-        self._stop.set()
+        self._stopped = True
         if self._thread is not None:
             self._thread.join()
         self.pinning.release()

@@ -11,7 +11,7 @@ import struct
 import time
 from typing import NamedTuple, NoReturn
 
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128, xxh3_128_digest
 
 from .errors import CorruptChunkError
 
@@ -22,6 +22,8 @@ __all__ = [
     "MAX_KEY",
     "ForeignChunkError",
     "Header",
+    "RunningDigest",
+    "announced_length",
     "build",
     "is_whole",
     "parse",
@@ -43,6 +45,10 @@ _LENGTH = struct.Struct("<Q")
 _LENGTH_OFFSET = 32
 _DIGEST_SIZE = 16
 _COVERED = HEADER_SIZE - _DIGEST_SIZE
+
+
+#: Computes the checksum of a payload that comes piece by piece.
+RunningDigest = xxh3_128
 
 
 class ForeignChunkError(CorruptChunkError):
@@ -126,16 +132,30 @@ def parse(header: memoryview) -> Header:
     return Header(key[:key_length], fingerprint, length, created, digest)
 
 
+def announced_length(header: memoryview) -> int:
+    """Length of the payload in bytes, as an unchecked `header` has it."""
+    (length,) = _LENGTH.unpack_from(header, _LENGTH_OFFSET)
+    return int(length)
+
+
 def is_whole(header: memoryview, size: int) -> bool:
     """Whether `size` bytes are all of the object that an unchecked `header` starts, padded or not."""
     if size < HEADER_SIZE:
         return False
-    (length,) = _LENGTH.unpack_from(header, _LENGTH_OFFSET)
+    length = announced_length(header)
     rest = size - HEADER_SIZE
-    return bool(rest == length or rest == length + -length % ALIGNMENT)
+    return rest == length or rest == length + -length % ALIGNMENT
 
 
-def verify(header: memoryview, out: memoryview, size: int, *, key: bytes, fingerprint: bytes) -> int:
+def verify(
+    header: memoryview,
+    out: memoryview,
+    size: int,
+    *,
+    key: bytes,
+    fingerprint: bytes,
+    digest: bytes | None = None,
+) -> int:
     """Check that an object is the one asked for, byte by byte.
 
     Parameters
@@ -148,6 +168,8 @@ def verify(header: memoryview, out: memoryview, size: int, *, key: bytes, finger
         Total size of the object in bytes.
     key, fingerprint : bytes
         What the object must be.
+    digest : bytes, optional
+        Checksum of the announced length of `out`, for a reader that has computed it on the way.
 
     Returns
     -------
@@ -174,7 +196,7 @@ def verify(header: memoryview, out: memoryview, size: int, *, key: bytes, finger
             _refuse(f"torn: {size} bytes, but the header announces a payload of {length}")
         if length > out.nbytes:
             _refuse(f"length: a payload of {length} does not fit a chunk of {out.nbytes} bytes")
-        if xxh3_128_digest(out[:length]) != found.digest:
+        if (xxh3_128_digest(out[:length]) if digest is None else digest) != found.digest:
             _refuse("payload checksum does not hold")
     except CorruptChunkError as error:
         error.key = key

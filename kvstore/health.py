@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Hashable
 from enum import StrEnum
+from itertools import repeat
 
 __all__ = ["Breaker", "BreakerState"]
 
@@ -78,10 +79,10 @@ class Breaker:
         """Whether the one operation of the half-open state is under way."""
         return self._trial
 
-    def succeeded(self, kind: Hashable = None) -> bool:
-        """An operation of this `kind` was answered; True when this closed the breaker."""
+    def succeeded(self, kind: Hashable = None, times: int = 1) -> bool:
+        """Operations of this `kind` were answered; True when this closed the breaker."""
         self._hangs.pop(kind, None)
-        self._recent.append(True)
+        self._recent.extend(repeat(True, times))
         if self._suspect in (kind, _NOBODY):
             self._suspect = _NOBODY
             if self._until is None:

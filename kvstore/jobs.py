@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from .errors import ClosedError
 from .serving import Serving
@@ -48,27 +48,56 @@ class Prefetched(NamedTuple):
 
 
 class Job(Generic[_T]):
-    """An asynchronous set of transfers, around a :class:`concurrent.futures.Future`.
+    """An asynchronous set of transfers.
 
-    It can be waited for with :meth:`result`, or awaited in any asyncio event loop.
+    It can be waited for with :meth:`result`, or awaited in any asyncio event loop; :attr:`future` is for
+    whatever takes a :class:`concurrent.futures.Future`.
+
+    Parameters
+    ----------
+    store : Serving
+    over : callable
+        Whether it has ended; called in a turn of the store, which settles the job before it is over.
+    stop : callable
+        Starts no more of it; called in a turn.
     """
 
-    def __init__(self, store: Serving, cancel: Callable[[], None]) -> None:
+    def __init__(self, store: Serving, over: Callable[[], bool], stop: Callable[[], None]) -> None:
         self._store = store
-        self._cancel = cancel
-        self.future: Future[_T] = Future()
+        self._over = over
+        self._stop = stop
+        self._outcome: Callable[[], _T] | None = None
+        self._future: Future[_T] | None = None  # made on demand: its lock is not safe from Ctrl-C
+
+    @property
+    def future(self) -> Future[_T]:
+        """The job as a future; it ends when somebody serves the store, as the idle pump does."""
+        with self._store._lock:
+            if self._future is None:
+                self._future = Future()
+                self._tell()
+            return self._future
+
+    def settle(self, outcome: Callable[[], _T]) -> None:
+        """End it, unless it has ended: ``outcome()`` returns or raises what :meth:`result` does. With the
+        store's lock held."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._tell()
 
     def done(self) -> bool:
         """Whether it has ended; looks for completions, and does not wait."""
-        if not self.future.done():
+        if self._outcome is None:
             self._store.poll()
-        return self.future.done()
+        return self._outcome is not None
 
     def cancel(self) -> bool:
         """Start no more transfers; those under way still end. False when the job had ended."""
-        if not self.future.cancel():
-            return False
-        self._cancel()
+        with self._store._lock:
+            if self._outcome is not None:
+                return False
+            self.settle(_cancelled)
+        self._store._step(self._stop)
         return True
 
     def result(self, timeout: float | None = None) -> _T:
@@ -88,9 +117,23 @@ class Job(Generic[_T]):
         ClosedError
             The store was closed.
         """
-        if not self.future.done():
-            self._store.wait_until(self.future.done, timeout)
-        return self.future.result(timeout=0)
+        if self._outcome is None:
+            self._store.wait_until(self._over, timeout)
+        if self._outcome is None:
+            raise TimeoutError(f"not done after {timeout} s")
+        return self._outcome()
+
+    def _tell(self) -> None:
+        """Bring the future to the state of the job."""
+        if self._future is None or self._outcome is None:
+            return
+        with suppress(InvalidStateError):  # cancelled behind our back
+            try:
+                self._future.set_result(self._outcome())
+            except CancelledError:
+                self._future.cancel()
+            except ClosedError as error:
+                self._future.set_exception(error)
 
     def __await__(self) -> Generator[Any, None, _T]:
         return self._await().__await__()
@@ -99,7 +142,7 @@ class Job(Generic[_T]):
         """Poll the store from the event loop whenever its engine has something to report."""
         import asyncio  # slow to import, and whoever awaits has it
 
-        if not self.future.done():
+        if self._outcome is None:
             loop = asyncio.get_running_loop()
             waiter = asyncio.wrap_future(self.future)
             waiter.add_done_callback(lambda w: w.cancelled() or w.exception())  # told by the future itself
@@ -112,8 +155,12 @@ class Job(Generic[_T]):
             finally:
                 loop.remove_reader(fd)
                 os.close(fd)
-        return self.future.result(timeout=0)
+        return self.result(timeout=0)
 
     def _look(self) -> None:
-        with suppress(ClosedError):  # then the future says so
+        with suppress(ClosedError):  # then the job says so
             self._store.poll()
+
+
+def _cancelled() -> NoReturn:
+    raise CancelledError

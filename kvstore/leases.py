@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any
 
-from .errors import ClosedError
+from .holding import Holding
+from .planner import Fetch
 from .serving import Serving
 
 __all__ = ["ReadLease", "WriteLease"]
 
 
-class _Lease:
-    """Views of host slots by key, valid until the lease ends."""
+class _Lease(Holding):
+    """Views of host slots by key, valid until the lease ends; made in a turn of the store."""
 
-    def __init__(self, store: Serving, slots: dict[bytes, int]) -> None:
+    def __init__(
+        self, store: Serving, slots: dict[bytes, int], end: Callable[[Any], None], what: object
+    ) -> None:
+        super().__init__(store._holds, store._settle, end, what)
         self._store = store
         self._slots = slots
         self._views: dict[bytes, memoryview] = {}
-        self._ended = False
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -33,7 +36,7 @@ class _Lease:
 
     def __getitem__(self, key: bytes) -> memoryview:
         """The view of `key`; KeyError when the lease has none, ValueError when it has ended."""
-        if self._ended:
+        if self.ended:
             raise ValueError("the lease has ended; copy what you need before that")
         view = self._views.get(key)
         if view is None:
@@ -53,18 +56,19 @@ class _Lease:
     def _view(self, slot: int, key: bytes) -> memoryview:
         raise NotImplementedError
 
-    def _end(self) -> None:
+    def give_back(self) -> None:
+        """Give the slots back; the lease ends. A second call does nothing."""
+        super().give_back()
+        self._forget_views()
+
+    def _forget_views(self) -> None:
         """Invalidate the views."""
-        self._ended = True
         for view in self._views.values():
             try:
                 view.release()
             except BufferError:  # an array over it is still alive: its owner has been told
                 pass
         self._views.clear()
-
-    def __enter__(self) -> Self:
-        return self
 
 
 class ReadLease(_Lease):
@@ -77,22 +81,16 @@ class ReadLease(_Lease):
     """
 
     def __init__(self, store: Serving, slots: dict[bytes, int], missing: list[bytes]) -> None:
-        super().__init__(store, slots)
+        self._feeds: list[Fetch] = []
+        super().__init__(store, slots, store._release, (slots, self._feeds))
         self.missing = missing
 
     def release(self) -> None:
         """End the lease; a second call does nothing."""
-        if not self._ended:
-            self._store._drop(list(self._slots.values()))
-            self._end()
+        self.give_back()
 
     def _view(self, slot: int, key: bytes) -> memoryview:
         return self._store._payload(slot).toreadonly()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
 
 class WriteLease(_Lease):
@@ -113,7 +111,7 @@ class WriteLease(_Lease):
     def __init__(
         self, store: Serving, slots: dict[bytes, int], asked: Sequence[bytes], refused: list[bytes]
     ) -> None:
-        super().__init__(store, slots)
+        super().__init__(store, slots, store._abort, slots)
         left_out = set(refused)
         self.refused = refused
         self.present = [key for key in dict.fromkeys(asked) if key not in slots and key not in left_out]
@@ -127,18 +125,24 @@ class WriteLease(_Lease):
             raise KeyError(key)
         self._lengths[key] = length
 
-    def commit(self) -> None:
-        """Make the chunks readable, and start their way to the tiers; the lease ends."""
-        if not self._ended:
-            whole = self._store.chunk_size
-            self._store._commit([(k, slot, self._lengths.get(k, whole)) for k, slot in self._slots.items()])
-            self._end()
+    def commit(self, *, cascade: bool = True) -> None:
+        """Make the chunks readable, and start their way to the tiers; the lease ends.
+
+        With ``cascade=False`` they stay in host memory, for as long as eviction leaves them there.
+        """
+        if not self.ended:
+            self._store._turn(partial(self._publish, cascade))
+            self._forget_views()
 
     def abort(self) -> None:
         """Give the slots back; the lease ends."""
-        if not self._ended:
-            self._store._abort(list(self._slots.items()))
-            self._end()
+        self.give_back()
+
+    def _publish(self, cascade: bool, now: float) -> None:
+        whole = self._store.chunk_size
+        chunks = [(key, slot, self._lengths.get(key, whole)) for key, slot in self._slots.items()]
+        self._store._commit(chunks, now, cascade=cascade)
+        self.resolve()
 
     def _view(self, slot: int, key: bytes) -> memoryview:
         view = self._store._slot(slot)
@@ -148,12 +152,8 @@ class WriteLease(_Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.abort()
-            return
         try:
-            self.commit()
-        except BaseException:  # such as Ctrl-C: no slot stays behind
-            with suppress(ClosedError):
-                self.abort()
-            raise
+            if kind is None:
+                self.commit()
+        finally:
+            self.abort()  # what was not committed, for whatever reason

@@ -7,7 +7,7 @@ in one place only.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import msgspec
@@ -36,7 +36,7 @@ HISTOGRAMS: dict[str, str] = {
 
 
 class Histogram:
-    """Counts of durations in fixed buckets; two list operations per observation."""
+    """Counts of durations in fixed buckets; one list operation per observation."""
 
     __slots__ = ("counts", "total")
 
@@ -48,6 +48,13 @@ class Histogram:
         """Count one duration."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.total += seconds
+
+    def observe_many(self, seconds: Sequence[float]) -> None:
+        """Count durations."""
+        counts = self.counts
+        for duration in seconds:
+            counts[bisect_left(BUCKETS, duration)] += 1
+        self.total += sum(seconds)
 
     def quantile(self, q: float) -> float:
         """Smallest bucket bound in seconds that at least the fraction `q` of the durations do not pass; 0.0
@@ -138,7 +145,7 @@ class TierStats(msgspec.Struct, frozen=True):
 
     `chunks` and `bytes` count what the tier holds: exact for the host; for a secondary tier what this
     instance has written and not deleted, or what its ledger says when the tier has a ``capacity``. `queued`
-    reads and writes wait or run.
+    reads and writes wait or run. `last_error` says in a line what went wrong with the storage most recently.
     """
 
     name: str
@@ -151,6 +158,7 @@ class TierStats(msgspec.Struct, frozen=True):
     queued: int = 0
     breaker: BreakerStats = BreakerStats()
     custom: Mapping[str, float] = {}
+    last_error: str = ""
 
     def __getattr__(self, name: str) -> int:
         """Counters read as attributes: ``stats.host.hits``."""

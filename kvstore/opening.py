@@ -7,18 +7,20 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from .address import Address
 from .arena import Arena
 from .backends import Backend, create
 from .catalog import Catalog
 from .collect.limits import is_shared
 from .collect.report import INSTANCE_BYTES
 from .config import HostConfig, StoreConfig, TierConfig, parse
-from .engine.base import BATCH_LIMIT, Engine
+from .engine.base import BATCH_LIMIT, Engine, Slots
 from .errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
 from .events import EventQueue
 from .ledger import Ledger, object_size
@@ -27,7 +29,20 @@ from .planner import Direction, Planner, Tally, TierState
 from .policy import make_policy
 from .store import Store
 
-__all__ = ["BackendFactory", "EngineFactory", "assemble", "make_engine", "open_store"]
+if TYPE_CHECKING:
+    from .gate import Gate
+
+__all__ = [
+    "BackendFactory",
+    "EngineFactory",
+    "assemble",
+    "make_engine",
+    "make_gate",
+    "make_tier",
+    "open_store",
+    "settled",
+    "start_tiers",
+]
 
 #: Makes the backend of a tier; called once for each worker.
 BackendFactory = Callable[[TierConfig, Namespace], Backend]
@@ -48,6 +63,7 @@ def open_store(
     namespace: Mapping[str, Any] | None = None,
     chunk_size: int | str | None = None,
     engine: str | None = None,
+    serve: str | None = None,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     config: str | Path | StoreConfig | None = None,
 ) -> Store:
@@ -65,6 +81,8 @@ def open_store(
         Largest chunk in bytes, or with a unit; 2 MiB by default.
     engine : {"threads", "processes", "inline"}, optional
         What moves the bytes.
+    serve : str, optional
+        Address at which peers may read host memory, such as ``tcp://127.0.0.1:5710``.
     storage_options : mapping, optional
         Tier name -> options of its filesystem.
     config : path or StoreConfig, optional
@@ -92,6 +110,7 @@ def open_store(
             namespace=namespace,
             chunk_size=chunk_size,
             engine=engine,
+            serve=serve,
             storage_options=storage_options,
             config=config,
         )
@@ -102,21 +121,26 @@ def assemble(
     config: StoreConfig,
     factory: BackendFactory = create,
     *,
+    arena: Arena | None = None,
     engine_of: EngineFactory | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Store:
     """A store for `config`, with backends made by `factory`.
 
-    `engine_of` makes an engine other than the configured one; `clock` is what deadlines go by.
+    `arena` is one that exists already, for chunks of the configured size: the store takes it over, with its
+    capacity. `engine_of` makes an engine other than the configured one; `clock` is what deadlines go by.
     """
-    config = _settled(config)
+    config = settled(config)
     identity = Namespace(config.namespace, config.chunk_size)
-    arena = Arena.create(config.host.capacity, config.chunk_size, pin=config.host.pin)
-    engine = None
+    if arena is None:
+        arena = Arena.create(config.host.capacity, config.chunk_size, pin=config.host.pin)
+    else:
+        config = _over(arena, config)
+    engine, gate = None, None
     try:
         engine = (engine_of or make_engine)(config, identity, arena, factory)
-        states = [_make_tier(config, i, arena.slots) for i in range(len(config.tiers))]
-        _start(engine, states, clock)
+        states = [make_tier(config, i, arena.slots) for i in range(len(config.tiers))]
+        start_tiers(engine, states, clock)
         catalog = Catalog(arena.slots, make_policy(config.host.policy, arena.slots))
         events = EventQueue()
         planner = Planner(
@@ -126,17 +150,31 @@ def assemble(
             host=config.host.name,
             budget=max(1, arena.slots // 2),
         )
-        store = Store(config, identity, arena, catalog, planner, engine, events, clock)
+        gate = make_gate(config, identity, arena, planner, engine)
+        store = Store(config, identity, arena, catalog, planner, engine, events, clock, gate)
         store.poll()  # ledgers begin to learn what is there
         return store
     except BaseException:
+        if gate is not None:
+            gate.close(0.1)
         if engine is not None:
             engine.close(1.0)
         arena.close()
         raise
 
 
-def _make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
+def _over(arena: Arena, config: StoreConfig) -> StoreConfig:
+    """`config` with the capacity of an arena that somebody else has made."""
+    if arena.chunk_size != config.chunk_size:
+        raise ConfigError(
+            f"chunk_size of {config.chunk_size} bytes does not fit an arena of {arena.chunk_size} bytes each"
+        )
+    host = msgspec.structs.replace(config.host, capacity=arena.slots * arena.slot_size)
+    return msgspec.structs.replace(config, host=host)
+
+
+def make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
+    """State of a secondary tier of `config`, by its place among them, below a host of so many slots."""
     tier = config.tiers[index]
     items = max(_concurrency(tier), min(_MOST_ITEMS, _BATCH_BYTES // config.chunk_size), 1)
     items = min(items, BATCH_LIMIT)
@@ -167,8 +205,57 @@ def _lanes(config: StoreConfig) -> list[TierConfig]:
     return [*config.tiers, *collecting]
 
 
-def make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factory: BackendFactory) -> Engine:
-    """The engine that `config` names, over the slots of `arena`, with backends made by `factory`."""
+def make_gate(
+    config: StoreConfig, namespace: Namespace, arena: Arena, planner: Planner, engine: Engine
+) -> Gate | None:
+    """The gate at which peers come in, open; None when the host tier is not served.
+
+    Raises
+    ------
+    ConfigError
+        What peers have to prove is malformed, or the extra ``p2p`` is not installed.
+    BackendError
+        It cannot listen.
+    """
+    host = config.host
+    if host.serve is None:
+        return None
+    if find_spec("zmq") is None:
+        raise ConfigError(f"tier {host.name!r}: serve needs pyzmq: pip install 'kvstore-tiers[p2p]'")
+    from .gate import Gate
+    from .peer.credentials import ServerCredentials
+
+    gate = Gate(
+        Address.parse(host.serve),
+        arena,
+        planner.catalog,
+        namespace,
+        ServerCredentials.of(host.storage_options, f"tier {host.name!r}"),
+        engine_fd=engine.fileno(),
+        counters=planner.host_counters.custom,
+        nice=config.nice,
+        affinity=config.affinity,
+    )
+    try:
+        gate.open()
+    except BaseException:
+        gate.close(0.1)
+        raise
+    return gate
+
+
+def make_engine(
+    config: StoreConfig,
+    namespace: Namespace,
+    arena: Slots,
+    factory: BackendFactory,
+    *,
+    attach: Callable[[int], Slots] = Arena.from_fd,
+) -> Engine:
+    """The engine that `config` names, over the slots of `arena`, with backends made by `factory`.
+
+    A worker process calls `attach`, with the descriptor of `arena`, for what `arena` is here.
+    """
     if config.engine == "processes":
         from .engine.processes import ProcessesEngine, ProcessTier
 
@@ -177,6 +264,7 @@ def make_engine(config: StoreConfig, namespace: Namespace, arena: Arena, factory
             arena,
             namespace,
             factory,
+            attach=attach,
             nice=config.nice,
             affinity=config.affinity,
         )
@@ -213,7 +301,7 @@ def _concurrency(tier: TierConfig) -> int:
     return 1 if tier.scheme in ("file", "memory") else tier.concurrency
 
 
-def _settled(config: StoreConfig) -> StoreConfig:
+def settled(config: StoreConfig) -> StoreConfig:
     """`config` as the engine can have it: what lives in the memory of one process has one worker."""
     if config.engine != "processes":
         return config
@@ -224,8 +312,14 @@ def _settled(config: StoreConfig) -> StoreConfig:
     return msgspec.structs.replace(config, tiers=tiers)
 
 
-def _start(engine: Engine, tiers: list[TierState], clock: Callable[[], float]) -> None:
-    """Open every tier; one that is not required may be down."""
+def start_tiers(engine: Engine, tiers: list[TierState], clock: Callable[[], float]) -> None:
+    """Open every tier; one that is not required may be down.
+
+    Raises
+    ------
+    KVStoreError
+        A required tier cannot be opened, or one contradicts its configuration or the namespace.
+    """
     for tier, error in zip(tiers, engine.start(), strict=False):  # collectors open theirs when they are asked
         if error is None:
             continue

@@ -12,7 +12,11 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Protocol
+
+from .errors import ClosedError
 
 __all__ = ["IDLE", "IdlePump", "Pumped"]
 
@@ -38,52 +42,68 @@ class Pumped(Protocol):
         """Whether workers have anything to do."""
 
     def pump(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for a completion, and apply it without evicting anything."""
+        """Wait up to `timeout` seconds for a completion, and apply it without evicting anything.
+
+        Raises
+        ------
+        ClosedError
+            There is nothing to serve any more.
+        """
 
 
 class IdlePump:
     """A daemon thread that serves one store for as long as the store lives."""
 
     def __init__(self, store: Pumped) -> None:
-        self._work = threading.Event()
-        self._store = weakref.ref(store, lambda _: self._work.set())
-        self._stopped = threading.Event()
+        self._calls: SimpleQueue[None] = SimpleQueue()  # an Event could be left locked by Ctrl-C in a caller
+        self._asleep = False
+        self._stopped = False
+        self._store = weakref.ref(store, lambda _: self._calls.put(None))
         self._thread = threading.Thread(target=self._run, name="kvstore-pump", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
         """There is work in flight."""
-        if not self._work.is_set():
-            self._work.set()
+        if self._asleep:
+            self._calls.put(None)
 
     def stop(self) -> None:
         """End the thread, and wait for it unless it is the caller."""
-        self._stopped.set()
-        self._work.set()
+        self._stopped = True
+        self._calls.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
-            store = None  # nobody is kept alive by one who waits for work
-            self._work.wait()
+        while not self._stopped:
+            self._asleep = True
             store = self._store()
             if store is None:
                 return
             if not store.busy:
-                self._work.clear()
-                if not store.busy:  # a look between the two may have missed new work
-                    continue
+                store = None  # nobody is kept alive by one who waits for work
+                self._calls.get()
+                continue
+            self._asleep = False
             pause = store.last_call + IDLE - store.clock()
             if pause > 0:
                 store = None
-                self._stopped.wait(pause)
-            else:
-                self._serve(store)
+                self._nap(pause)
+            elif not self._serve(store):
+                return
 
-    def _serve(self, store: Pumped) -> None:
+    def _nap(self, seconds: float) -> None:
+        """Sleep, but not through :meth:`stop`."""
+        with suppress(Empty):
+            self._calls.get(timeout=seconds)
+
+    def _serve(self, store: Pumped) -> bool:
+        """One round; False when there will be no more."""
         try:
             store.pump(_TICK)
+        except ClosedError:
+            return False
         except Exception:  # whatever it was: the next call meets it, and the pump must be there after it
             _log.exception("the idle pump goes on after an error")
-            self._stopped.wait(_TICK)
+            self._nap(_TICK)
+        return True

@@ -1,9 +1,19 @@
 """The engine room of a store: one lock, and how those who call, those who wait and the idle pump share it.
 
-Who owns what: the lock guards planner, catalog and presence; every public method of the store takes it in a
+Who owns what: the lock guards planner, catalog and presence; every public method of the store takes it for a
 *turn* (completions before, new batches after), and nobody holds it while storage works. Completions are
-applied by whoever calls; the idle pump (:mod:`kvstore.pump`) takes over when nobody does. A thread that
-waits becomes the leader, which waits on the engine's descriptor; the others wait for it to report.
+applied by whoever calls; the idle pump (:mod:`kvstore.pump`) takes over when nobody does. Threads that wait
+share the engine's descriptor (:mod:`kvstore.waiting`).
+
+Ctrl-C, or an exception from any other signal handler, can come between any two steps of the main thread:
+
+1. In the middle of a turn: nobody can tell what the planner had done, so the store refuses every further
+   call with :class:`ClosedError`, and :meth:`Serving.close` waits for nothing. What is in the tiers is safe.
+2. Anywhere else the store goes on. What the interrupted call held comes back (:mod:`kvstore.holding`), and a
+   leader that does not come back is replaced.
+3. No lock stays taken: each is a lock of the interpreter's own in a ``with`` block, which signals cannot
+   part. A lock with methods in Python (``Condition``, ``Event``) could be left taken by a signal in one of
+   them, so no thread that a signal can reach uses one.
 """
 
 from __future__ import annotations
@@ -15,25 +25,37 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
 from .arena import Arena
 from .catalog import Catalog
-from .engine.base import Batch, Completion, Engine
+from .engine.base import Engine
 from .errors import ClosedError
+from .holding import Holds
 from .planner import Fetch, Planner
 from .pump import IdlePump
+from .waiting import Waiter, Waiters
 
-__all__ = ["Serving"]
+if TYPE_CHECKING:
+    from .gate import Gate
 
-#: Longest that a waiting thread goes without looking at deadlines and at what others have released (seconds).
-_TICK = 0.01
+__all__ = ["Serving", "Settled"]
+
+_T = TypeVar("_T")
+
 #: Seconds that a store gets that was interrupted, or that nobody has closed before the interpreter ends.
 _LAST_MOMENTS = 5.0
+#: Why an interrupted store is closed.
+_CUT_SHORT = "the store was interrupted in the middle of a change; open it again"
+
+
+class Settled(Protocol):
+    """What somebody may wait for."""
+
+    def settle(self, outcome: Callable[[], Any], /) -> None:
+        """It has ended, with what ``outcome()`` returns or raises; later calls do nothing."""
 
 
 class Serving:
@@ -49,6 +71,8 @@ class Serving:
         Bytes.
     clock : callable
         What deadlines go by.
+    gate : Gate, optional
+        Where peers come in.
     """
 
     def __init__(
@@ -59,6 +83,7 @@ class Serving:
         engine: Engine,
         chunk_size: int,
         clock: Callable[[], float] = time.monotonic,
+        gate: Gate | None = None,
     ) -> None:
         self.arena = arena
         self.chunk_size = chunk_size
@@ -67,28 +92,26 @@ class Serving:
         self._catalog = catalog
         self._planner = planner
         self._engine = engine
+        self._peers = gate
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._turn = _Turn(self)
-        self._glance = _Turn(self, may_evict=False)
         self._zeros = memoryview(bytes(chunk_size))
-        self._leader = False
-        self._arrived: deque[Completion] = deque()
-        self._applying = False
-        self._outgoing: deque[Batch] = deque()
-        self._futures: set[Future[Any]] = set()  # of jobs under way
+        self._waiters = Waiters(engine if gate is None else gate)
+        self._holds = Holds()
+        self._over: deque[Callable[[], None]] = deque()  # calls that settle jobs
+        self._jobs: set[Settled] = set()  # under way
         self._closed = ""
+        self._ending = threading.RLock()
+        self._ended = False
         self._pump = IdlePump(self)
         _served.add(self)
 
     def poll(self) -> None:
         """Apply what workers have completed, and start what is due."""
-        with self._turn:
-            pass
+        self._turn(_nothing)
 
     def fileno(self) -> int:
         """A descriptor that is readable while :meth:`poll` has something to do."""
-        return self._engine.fileno()
+        return self._engine.fileno() if self._peers is None else self._peers.fileno()
 
     def close(self, timeout: float = 30.0) -> bool:
         """Write what tiers are still owed, end the workers and free host memory.
@@ -96,30 +119,18 @@ class Serving:
         Returns
         -------
         bool
-            False when `timeout` seconds were not enough to write everything. Further calls do nothing.
+            False when `timeout` seconds were not enough to write everything, or when Ctrl-C had cut short a
+            change. Further calls do nothing.
         """
+        if self._ended:
+            return True
         deadline = self._deadline(timeout)
-        with self._lock:
-            if self._closed:
-                return True
         try:
-            written = self.wait_until(self._is_paid, timeout)
-        except ClosedError:  # another thread was faster: wait for it
-            written = True
-        self._pump.stop()
-        with self._lock:
-            if self._closed:
-                return True
-            self._closed = "the store is closed"
-            while self._leader:  # it waits, no longer than a tick, on a descriptor that is about to go
-                self._changed.wait(_TICK)
-            for future in list(self._futures):
-                with suppress(InvalidStateError):
-                    future.set_exception(ClosedError(self._closed))
-            self._changed.notify_all()
-        self._engine.close(max(0.1, deadline - self.clock()))  # outside the lock: leases can still end
-        self.arena.close()
-        return written
+            return self.wait_until(self._is_paid, timeout)
+        except ClosedError:  # interrupted; or another thread was faster: wait for it
+            return self._closed != _CUT_SHORT
+        finally:
+            self._end(deadline)
 
     def __enter__(self) -> Self:
         return self
@@ -134,18 +145,21 @@ class Serving:
 
     @property
     def busy(self) -> bool:
-        """Whether workers have anything to do."""
-        return self._planner.busy
+        """Whether workers have anything to do, or peers may."""
+        return self._planner.busy or self._peers is not None
 
     def pump(self, timeout: float) -> None:
-        """One round of the idle pump: wait for a completion, and apply it without evicting anything."""
+        """One round of the idle pump: wait for a completion, and apply it without evicting anything.
+
+        Raises
+        ------
+        ClosedError
+            The store is closed.
+        """
         with self._lock:
             wait = min(timeout, self._planner.next_deadline - self.clock())
-        self._engine.wait(max(0.0, wait))
-        with self._lock:
-            if not self._closed:
-                self._collect()
-                self._dispatch(may_evict=False)
+        self._waiters.source.wait(max(0.0, wait))
+        self._step(self._serve, _nothing, False)
 
     def wait_until(self, ready: Callable[[], bool], timeout: float | None) -> bool:
         """Serve the store until ``ready()``; False when it is not after `timeout` seconds.
@@ -155,84 +169,109 @@ class Serving:
         ClosedError
             The store was closed meanwhile.
         """
-        deadline = self._deadline(timeout)
-        while True:
-            leading = False
-            try:
-                with self._turn as now:
-                    if ready():
-                        return True
-                    if now >= deadline:
-                        return False
-                    pause = min(_TICK, deadline - now)
-                    if self._leader:
-                        self._changed.wait(pause)
-                    else:
-                        leading = self._leader = True
-                if leading:
-                    self._engine.wait(pause)
-            finally:
-                if leading:
-                    with self._lock:
-                        self._leader = False
-                        self._changed.notify_all()
+        waiter = Waiter(self._waiters, ready, self._deadline(timeout))
+        while (outcome := self._turn(waiter.look)) is None:
+            waiter.sleep()
+        return outcome
 
-    def _collect(self) -> float:
-        """Apply what workers report; the lock is held. Returns the time."""
-        now = self.clock()
-        self._arrived.extend(self._engine.poll())
-        if self._arrived and not self._applying:  # a callback of a future may call the store
-            self._applying = True
+    # Turns.
+
+    def _turn(self, act: Callable[[float], _T], *, may_evict: bool = True) -> _T:
+        """``act(now)`` between completions before and new batches after; every public method is one.
+
+        With ``may_evict=False`` it is for observers, who may come from any thread: they must not take away
+        what a caller has just seen as HIT.
+        """
+        self.last_call = self.clock()
+        answer: _T = self._step(self._serve, act, may_evict)
+        return answer
+
+    def _step(self, step: Callable[..., _T], *arguments: Any) -> _T:
+        """Take a step under the lock that happens as a whole, or is the store's last."""
+        with self._lock:
+            if self._closed:
+                self._refuse()
             try:
-                while self._arrived:  # one leaves when it has been applied: Ctrl-C loses none
-                    self._planner.apply(self._arrived[0], now)
-                    self._arrived.popleft()
-            finally:
-                self._applying = False
-            self._changed.notify_all()
-        return now
+                answer = step(*arguments)
+                while self._over:  # last, for whoever waits for a job may call the store
+                    self._over.popleft()()
+                return answer
+            except Exception:
+                raise
+            except BaseException:  # such as Ctrl-C
+                self._closed = _CUT_SHORT
+                self._fail_jobs()
+                raise
+
+    def _serve(self, act: Callable[[float], _T], may_evict: bool) -> _T:
+        now = self.clock()
+        self._collect(now)
+        answer = act(now)
+        self._dispatch(may_evict=may_evict)
+        return answer
+
+    def _collect(self, now: float) -> None:
+        """Apply what workers report, and take back what callers no longer hold."""
+        if self._holds.returned:
+            self._take_back()
+        completions = self._engine.poll()
+        for completion in completions:
+            self._planner.apply(completion, now)
+        freed = self._peers.serve() if self._peers is not None else False
+        if completions or freed:
+            self._waiters.tell()
 
     def _dispatch(self, *, may_evict: bool) -> None:
-        """Start what is due; the lock is held."""
+        """Start what is due."""
         while True:
             self._planner.advance(self.clock(), may_evict=may_evict)
-            self._outgoing.extend(self._planner.take_outbox())
-            submits = bool(self._outgoing)
-            while self._outgoing:  # what Ctrl-C leaves here goes out with the next turn
-                self._engine.submit(self._outgoing.popleft())
+            batches = self._planner.take_outbox()
+            for batch in batches:
+                self._engine.submit(batch)
             for batch in self._planner.take_abandoned():
                 self._engine.abandon(batch)
-            if not submits:
+            if self._peers is not None:
+                self._peers.notify()
+            if not batches:
                 return
             if not self._engine.immediate:
                 self._pump.wake()
                 return
-            self._collect()
+            self._collect(self.clock())
+
+    def _take_back(self) -> None:
+        self._holds.take_back()
+        self._waiters.tell()
 
     # For the store and its leases.
 
-    def _commit(self, chunks: Sequence[tuple[bytes, int, int]]) -> None:
-        with self._turn as now:
-            self._planner.commit(chunks, now)
-            self._changed.notify_all()
+    def _commit(self, chunks: Sequence[tuple[bytes, int, int]], now: float, *, cascade: bool) -> None:
+        """Make filled slots readable; within a turn."""
+        self._planner.commit(chunks, now, cascade=cascade)
+        self._waiters.tell()
 
-    def _abort(self, chunks: Sequence[tuple[bytes, int]]) -> None:
-        with self._turn as now:
-            self._planner.abort(chunks, now)
-            self._changed.notify_all()
+    def _settle(self) -> None:
+        """Take back what callers no longer hold; if that is interrupted, the next turn does it."""
+        try:
+            self._step(self._take_back)
+        except ClosedError:
+            pass
 
-    def _drop(self, slots: Sequence[int]) -> None:
-        with self._lock:
-            self._planner.drop(slots)
-            self._changed.notify_all()
+    def _release(self, held: tuple[Mapping[bytes, int], Sequence[Fetch]]) -> None:
+        """End read leases, and what adds to them; within a turn."""
+        slots, fetches = held
+        for fetch in fetches:
+            self._stop(fetch)
+        self._planner.drop(slots.values())
 
-    def _cancel(self, fetch: Fetch) -> None:
-        """Start no more of `fetch`, and drop its leases; those that come late are not taken."""
-        with self._lock:
-            self._planner.cancel(fetch)
-            fetch.hold = False
-            self._drop(list(fetch.held.values()))
-            fetch.held.clear()
+    def _abort(self, slots: Mapping[bytes, int]) -> None:
+        """Give slots back unfilled; within a turn."""
+        self._planner.abort(list(slots.items()), self.clock())
+
+    def _stop(self, fetch: Fetch) -> None:
+        """Start no more of `fetch`, and take no leases for what comes late; within a turn."""
+        self._planner.cancel(fetch)
+        fetch.hold = False
 
     def _slot(self, slot: int) -> memoryview:
         return self.arena.view(slot)[: self.chunk_size]
@@ -251,40 +290,33 @@ class Serving:
     def _deadline(self, timeout: float | None) -> float:
         return float("inf") if timeout is None else self.clock() + timeout
 
+    # The end.
 
-class _Turn:
-    """``with`` block of every public method: lock, liveness, completions before; new batches after.
+    def _end(self, deadline: float) -> None:
+        """End pump, jobs, workers and arena; one that was interrupted can be called again."""
+        self._pump.stop()
+        with self._lock:
+            self._closed = self._closed or "the store is closed"
+            self._fail_jobs()
+        with self._ending:  # not the lock: leases can still end
+            if not self._ended:
+                if self._peers is not None:
+                    self._peers.close(0.1)
+                self._engine.close(max(0.1, deadline - self.clock()))
+                self.arena.close()
+                self._ended = True
 
-    With ``may_evict=False`` it is for observers, who may come from any thread: they must not take away what
-    a caller has just seen as HIT.
-    """
+    def _fail_jobs(self) -> None:
+        while self._jobs:
+            self._jobs.pop().settle(self._refuse)
+        self._waiters.tell()
 
-    def __init__(self, serving: Serving, *, may_evict: bool = True) -> None:
-        self._serving = serving
-        self._may_evict = may_evict
+    def _refuse(self) -> NoReturn:
+        raise ClosedError(self._closed)
 
-    def __enter__(self) -> float:
-        serving = self._serving
-        if serving._closed:  # without the lock: in a forked child nobody may be left to release it
-            raise ClosedError(serving._closed)
-        serving._lock.acquire()
-        if serving._closed:
-            serving._lock.release()
-            raise ClosedError(serving._closed)
-        try:
-            serving.last_call = serving._collect()
-        except BaseException:  # such as Ctrl-C: the block is not entered, so nobody else would release it
-            serving._lock.release()
-            raise
-        return serving.last_call
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        serving = self._serving
-        try:
-            if not serving._closed:
-                serving._dispatch(may_evict=self._may_evict)
-        finally:
-            serving._lock.release()
+def _nothing(_now: float) -> None:
+    """What those do in their turn who only want to serve the store."""
 
 
 _served: weakref.WeakSet[Serving] = weakref.WeakSet()
@@ -294,14 +326,14 @@ def _disown() -> None:
     """In a forked child: workers and locks are the parent's."""
     for serving in _served:
         serving._closed = "this process is a fork of the one that opened the store; open one here"
+        serving._ended = True
         serving._lock = threading.RLock()
-        serving._changed = threading.Condition(serving._lock)
 
 
 def _close_left_open() -> None:
     """At the end of the interpreter: what was stored gets some time to reach its tiers."""
     for serving in list(_served):
-        if not serving._closed:
+        if not serving._ended:
             warnings.warn(
                 "a kvstore.Store was not closed; use it in a with block", ResourceWarning, stacklevel=1
             )

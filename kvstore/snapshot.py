@@ -7,7 +7,10 @@ from .metrics import BreakerStats, Latency, Stats, TierStats
 from .namespace import Namespace
 from .planner import Planner, TierState
 
-__all__ = ["take_stats"]
+__all__ = ["take_stats", "tier_stats"]
+
+#: Characters of an error that are worth showing.
+_LINE = 200
 
 
 def take_stats(
@@ -28,9 +31,10 @@ def take_stats(
         capacity=config.host.capacity,
         counters=planner.host_snapshot(),
         latency={name: Latency.of(h) for name, h in planner.host_counters.histograms.items()},
+        custom=dict(planner.host_counters.custom),
     )
     return Stats(
-        tiers=(host, *(_tier_stats(tier, now) for tier in planner.tiers)),
+        tiers=(host, *(tier_stats(tier, now) for tier in planner.tiers)),
         slots=catalog.slots,
         fill=1.0 - catalog.free / catalog.slots,
         leased=len(catalog.ready) - catalog.idle,
@@ -42,7 +46,8 @@ def take_stats(
     )
 
 
-def _tier_stats(tier: TierState, now: float) -> TierStats:
+def tier_stats(tier: TierState, now: float) -> TierStats:
+    """Facts of one secondary tier at time `now`."""
     return TierStats(
         name=tier.name,
         scheme=tier.config.scheme,
@@ -54,4 +59,5 @@ def _tier_stats(tier: TierState, now: float) -> TierStats:
         queued=len(tier.reads) + len(tier.writing),
         breaker=BreakerStats(tier.reads.breaker.state(now).value, tier.writes.breaker.state(now).value),
         custom=dict(tier.counters.custom),
+        last_error=" ".join(tier.last_error.split())[:_LINE],
     )

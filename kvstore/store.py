@@ -26,9 +26,9 @@ How callers, waiters and the idle pump share the lock: :mod:`kvstore.serving`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import InvalidStateError
-from contextlib import suppress
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from .arena import Arena
 from .catalog import Catalog
@@ -36,6 +36,7 @@ from .config import StoreConfig
 from .engine.base import Engine
 from .errors import BackendError, NoSpaceError
 from .events import Event, EventQueue
+from .holding import Holding
 from .jobs import Job, Prefetched
 from .keys import ChunkKey, check_keys, content_key
 from .leases import ReadLease, WriteLease
@@ -44,6 +45,9 @@ from .namespace import Namespace
 from .planner import Fetch, Lookup, Planner
 from .serving import Serving
 from .snapshot import take_stats
+
+if TYPE_CHECKING:
+    from .gate import Gate
 
 __all__ = ["Store"]
 
@@ -72,8 +76,9 @@ class Store(Serving):
         engine: Engine,
         events: EventQueue,
         clock: Callable[[], float] = time.monotonic,
+        gate: Gate | None = None,
     ) -> None:
-        super().__init__(arena, catalog, planner, engine, config.chunk_size, clock)
+        super().__init__(arena, catalog, planner, engine, config.chunk_size, clock, gate)
         self.config = config
         self.namespace = namespace
         self._events = events
@@ -146,11 +151,9 @@ class Store(Serving):
         while todo:
             wave, todo = todo[: self._wave], todo[self._wave :]
             fetch = Fetch(wave, hold=True)
-            try:
-                in_time = self._fetch_and_wait(fetch, deadline)
+            with self._turn(partial(self._start, fetch)):
+                in_time = self._wait_for(fetch, deadline)
                 here = {key: bytes(self._payload(slot)) for key, slot in fetch.held.items()}
-            finally:
-                self._cancel(fetch)
             found.update(here)
             if not in_time:
                 break
@@ -170,8 +173,7 @@ class Store(Serving):
             A tier could not delete, or not within `timeout` seconds. The chunk stays hidden from this store.
         """
         keys = check_keys(keys)
-        with self._turn as now:
-            erasure = self._planner.delete(keys, now)
+        erasure = self._turn(lambda now: self._planner.delete(keys, now))
         if not self.wait_until(lambda: erasure.done, timeout):
             raise BackendError(
                 f"delete: {erasure.left} answers are outstanding after {timeout} s", retryable=True
@@ -183,8 +185,7 @@ class Store(Serving):
 
     def flush(self, *, timeout: float | None = None) -> bool:
         """Wait until every cascade queued so far has ended; False when `timeout` seconds were not enough."""
-        with self._turn:
-            sequence = self._planner.write_sequence
+        sequence = self._turn(lambda _: self._planner.write_sequence)
         return self.wait_until(lambda: self._planner.settled(sequence), timeout)
 
     # Calls that never wait for storage.
@@ -194,37 +195,79 @@ class Store(Serving):
         background."""
         keys = check_keys(keys)
         started = time.perf_counter()
-        with self._glance as now:
+
+        def look(now: float) -> list[Lookup]:
             self._dispatch(may_evict=True)  # before the answers: what they call HIT stays until the next call
             answers = self._planner.lookup(keys, now)
             self._planner.host_counters.histograms["lookup"].observe(time.perf_counter() - started)
-        return answers
+            return answers
 
-    def prefetch(self, keys: Sequence[bytes]) -> Job[Prefetched]:
-        """Promote what is in some tier but not in host memory, in the order of `keys`."""
+        return self._turn(look, may_evict=False)
+
+    @property
+    def resident(self) -> KeysView[bytes]:
+        """The keys in host memory: a live view, which is asked without a lock, ``key in store.resident``.
+
+        What it says holds until the next call; nothing leaves host memory between calls.
+        """
+        return self._catalog.ready.keys()
+
+    @property
+    def room(self) -> int:
+        """Slots that are free, or hold a chunk that may be evicted."""
+        return self._catalog.free + self._catalog.idle
+
+    @property
+    def promoting(self) -> int:
+        """Slots being filled from tiers."""
+        return self._planner.promoting
+
+    def prefetch(self, keys: Sequence[bytes], *, into: ReadLease | None = None) -> Job[Prefetched]:
+        """Promote what is in some tier but not in host memory, in the order of `keys`.
+
+        Parameters
+        ----------
+        keys : sequence of bytes
+        into : ReadLease, optional
+            Takes each of `keys` as soon as it is in host memory, so that it stays there until the lease ends.
+            Whoever holds slots does not wait for others: what finds no room is skipped.
+        """
         keys = list(dict.fromkeys(check_keys(keys)))
-        fetch = Fetch(keys)
-        job: Job[Prefetched] = Job(self, lambda: self._cancel(fetch))
+        fetch = Fetch(keys, into=None if into is None else into._slots)
+        job: Job[Prefetched] = Job(
+            self, over=lambda: fetch.done or fetch.cancelled, stop=lambda: self._stop(fetch)
+        )
 
         def settle() -> None:
-            self._futures.discard(job.future)
-            with suppress(InvalidStateError):  # cancelled, by a thread that needs no lock for that
-                job.future.set_result(Prefetched.of(keys, fetch.promoted, fetch.missing))
+            self._jobs.discard(job)
+            job.settle(lambda: Prefetched.of(keys, fetch.promoted, fetch.missing))
 
-        fetch.on_done = settle
-        with self._turn as now:
-            self._futures.add(job.future)
+        def start(now: float) -> None:
+            self._jobs.add(job)
+            if into is not None:
+                into._feeds.append(fetch)
             self._planner.fetch(fetch, now)
+
+        fetch.on_done = lambda: self._over.append(settle)
+        self._turn(start)
         return job
 
     def read(self, keys: Sequence[bytes]) -> ReadLease:
         """Lease what is in host memory, for reading in place; promotes nothing."""
         keys = check_keys(keys)
         started = time.perf_counter()
-        with self._turn:
+
+        def lease(_now: float) -> ReadLease:
             slots, missing = self._planner.read(keys)
             self._planner.host_counters.histograms["load"].observe(time.perf_counter() - started)
-        return ReadLease(self, slots, missing)
+            return ReadLease(self, slots, missing)
+
+        return self._turn(lease)
+
+    def hold(self, keys: Sequence[bytes]) -> ReadLease:
+        """Lease what is in host memory as :meth:`read` does, without counting it as used."""
+        keys = check_keys(keys)
+        return self._turn(lambda _: ReadLease(self, *self._planner.hold(keys)))
 
     def reserve(self, keys: Sequence[bytes], *, wait: float = 0.0) -> WriteLease:
         """Slots to fill in place, for those of `keys` that are not there.
@@ -248,39 +291,64 @@ class Store(Serving):
     def touch(self, keys: Sequence[bytes]) -> None:
         """Count `keys` as used, in order: the last becomes the most recent."""
         keys = check_keys(keys)
-        with self._turn:
-            self._planner.touch(keys)
+        self._turn(lambda _: self._planner.touch(keys))
+
+    def renew(self, keys: Sequence[bytes]) -> None:
+        """Make `keys` the most recent, the last of them most of all, without counting them as used."""
+        keys = check_keys(keys)
+        self._turn(lambda _: self._planner.renew(keys))
+
+    def clear(self) -> None:
+        """Drop from host memory every chunk that nobody leases; the tiers keep theirs.
+
+        What a ``write=on-evict`` tier has not got yet is lost to it.
+        """
+        self._turn(lambda _: self._planner.clear())
 
     def set_priority(self, keys: Sequence[bytes], priority: int) -> None:
         """Give chunks a retention priority, 0 (goes first) to 100; only ``policy=priority`` heeds it."""
         if not 0 <= priority <= 100:
             raise ValueError(f"priority {priority} is not between 0 and 100")
         keys = check_keys(keys)
-        with self._turn:
+
+        def mark(_now: float) -> None:
             for key in keys:
                 self._catalog.policy.set_priority(key, priority)
 
+        self._turn(mark)
+
+    @property
+    def served_at(self) -> str | None:
+        """Where peers may read this store, with the port that it got; None when it is not served."""
+        return None if self._peers is None else str(self._peers.address)
+
     def stats(self) -> Stats:
         """Counters, fill and latencies of every tier."""
-        with self._glance as now:
-            return take_stats(
+        return self._turn(
+            lambda now: take_stats(
                 self.config, self.namespace, self.arena.pinned, self._planner, self._events.dropped, now
-            )
+            ),
+            may_evict=False,
+        )
 
     def events(self) -> Iterator[Event]:
         """Events since the last call."""
-        with self._turn:
-            return self._events.take()
+        return self._turn(lambda _: self._events.take())
 
     def _reserve(self, keys: Sequence[bytes], *, lossless: bool) -> WriteLease:
-        with self._turn as now:
+        def lease(now: float) -> WriteLease:
             slots = self._planner.reserve(keys, now, lossless=lossless)
             refused = [key for key in self._planner.absent(keys) if key not in slots]
-        return WriteLease(self, slots, keys, refused)
+            return WriteLease(self, slots, keys, refused)
 
-    def _fetch_and_wait(self, fetch: Fetch, deadline: float) -> bool:
-        with self._turn as now:
-            self._planner.fetch(fetch, now)
+        return self._turn(lease)
+
+    def _start(self, fetch: Fetch, now: float) -> Holding:
+        """Start a promotion that ends with the ``with`` block, and its leases with it; within a turn."""
+        self._planner.fetch(fetch, now)
+        return Holding(self._holds, self._settle, self._release, (fetch.held, (fetch,)))
+
+    def _wait_for(self, fetch: Fetch, deadline: float) -> bool:
         return self.wait_until(lambda: fetch.done, deadline - self.clock())
 
     def _wait_for_slot(self, key: bytes, deadline: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -10,6 +11,13 @@ import pytest
 pytest_plugins = ["support.object_store"]
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_report_header() -> str:
+    """Says which tests need what is not installed."""
+    if importlib.util.find_spec("vllm"):
+        return "tests/with_vllm: collected"
+    return "tests/with_vllm: left out, vLLM is not installed (tox -e vllm)"
 
 
 @pytest.fixture(scope="session")

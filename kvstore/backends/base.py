@@ -44,6 +44,8 @@ class Capabilities:
         ``retries``; the worker then repeats none.
     shared : bool
         Other processes that open the same URL see the same objects.
+    bulk_exists : bool
+        ``exists`` asks for any number of keys in one request.
     """
 
     atomic_create: bool = False
@@ -52,6 +54,7 @@ class Capabilities:
     quarantine: bool = False
     retries: bool = False
     shared: bool = True
+    bulk_exists: bool = False
 
 
 @dataclass(frozen=True)

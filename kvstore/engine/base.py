@@ -9,12 +9,12 @@ Every item of a submitted batch gets exactly one result, whatever happens to the
 
 from __future__ import annotations
 
-import os
 import select
-import threading
 from abc import ABC, abstractmethod
 from enum import IntEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
+
+from ..doorbell import Doorbell
 
 __all__ = [
     "BATCH_LIMIT",
@@ -23,6 +23,7 @@ __all__ = [
     "Doorbell",
     "Engine",
     "Result",
+    "Slots",
     "Status",
     "Verb",
     "answer_all",
@@ -54,6 +55,16 @@ class Status(IntEnum):
     TIMEOUT = 4  # past its deadline, not answered yet: given by the planner, never by an engine
     DIED = 5  # the worker ended with it in its hands
     CANCELLED = 6  # never started
+
+
+class Slots(Protocol):
+    """Memory that workers move bytes to and from: an arena, or rows that somebody else has laid out."""
+
+    fd: int
+    """Descriptor of the memory, which worker processes inherit."""
+
+    def view(self, slot: int, /) -> memoryview:
+        """Writable memory of one slot, page aligned."""
 
 
 class Batch(NamedTuple):
@@ -146,36 +157,3 @@ class Engine(ABC):
     def close(self, timeout: float) -> None:
         """End the workers and close the backends, in about `timeout` seconds at most. Queued batches are
         dropped."""
-
-
-class Doorbell:
-    """An eventfd that rings while completions wait; ringing it twice costs one system call."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.rung = False
-        self._lock = threading.Lock()  # the flag and the descriptor change together
-
-    def ring(self) -> None:
-        """Make the descriptor readable."""
-        with self._lock:
-            if not self.rung:
-                self.rung = True
-                os.eventfd_write(self.fd, 1)
-
-    def answer(self) -> None:
-        """Make it unreadable; whoever answers looks for completions afterwards, not before."""
-        with self._lock:
-            if self.rung:
-                self.rung = False
-                os.eventfd_read(self.fd)
-
-    def close(self) -> None:
-        """Close the descriptor; what nobody holds any longer closes itself."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            self.close()

@@ -22,34 +22,67 @@ from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 import msgspec
 
-from ..arena import Arena
 from ..backends import Backend
 from ..collect.collector import collector_of
 from ..config import TierConfig
 from ..errors import ConfigError
 from ..namespace import Namespace
-from .base import Batch, Completion
+from .base import Batch, Completion, Slots
 from .worker import Worker
 
-__all__ = ["MESSAGE_LIMIT", "Spec", "decode_outcome", "main", "make_encoder", "make_pair"]
+__all__ = [
+    "MESSAGE_LIMIT",
+    "ProcessSpec",
+    "Spec",
+    "decode_outcome",
+    "main",
+    "make_encoder",
+    "make_pair",
+    "take_place",
+    "watch_parent",
+]
 
 #: Largest message on either socket, in bytes; a socket's buffer must hold it whole.
 MESSAGE_LIMIT = 128 << 10
 
 
 @dataclass(frozen=True)
-class Spec:
-    """Everything a worker process is told; it arrives pickled, in memory that only parent and child can
-    see."""
+class ProcessSpec:
+    """What every process of a nursery is told; it arrives pickled, in memory that only parent and child can
+    see.
+
+    `module` is the one whose ``main`` the process runs.
+    """
+
+    module: ClassVar[str]
 
     number: int
     parent: int
-    arena_fd: int
+    slots_fd: int
     jobs_fd: int
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that the process inherits."""
+        return (self.slots_fd, self.jobs_fd)
+
+    @property
+    def name(self) -> str:
+        """What the process is for, in messages."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Spec(ProcessSpec):
+    """Everything a worker process is told."""
+
+    module: ClassVar[str] = "kvstore.engine.child"
+
+    attach: Callable[[int], Slots]
     results_fd: int
     tier: TierConfig
     namespace: Namespace
@@ -57,6 +90,16 @@ class Spec:
     concurrency: int
     nice: int | None
     affinity: tuple[int, ...] | None
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that the process inherits."""
+        return (*super().fds, self.results_fd)
+
+    @property
+    def name(self) -> str:
+        """What the process is for, in messages."""
+        return f"tier {self.tier.name!r}"
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
@@ -82,7 +125,7 @@ def main(spec_file: BinaryIO) -> None:
     """Serve until the parent closes the socket, or is gone."""
     spec: Spec = pickle.load(spec_file)
     spec_file.close()
-    _watch(spec.parent)
+    watch_parent(spec.parent)
     report = _Reporter(socket.socket(fileno=spec.results_fd), spec.number)
     with suppress(BrokenPipeError):  # nobody listens any longer
         try:
@@ -97,7 +140,7 @@ def main(spec_file: BinaryIO) -> None:
     os._exit(0)  # threads of the backend's libraries that hang would keep an orderly end waiting
 
 
-def _watch(parent: int) -> None:
+def watch_parent(parent: int) -> None:
     """End this process with the parent, whatever it is doing."""
     try:
         pidfd = os.pidfd_open(parent)
@@ -116,11 +159,11 @@ def _watch(parent: int) -> None:
 
 
 def _make_worker(spec: Spec) -> Worker:
-    _take_place(spec)
+    take_place(spec.nice, spec.affinity)
     backend = spec.factory(spec.tier, spec.namespace)
     return Worker(
         backend,
-        Arena.from_fd(spec.arena_fd).view,
+        spec.attach(spec.slots_fd).view,
         retries=spec.tier.retries,
         timeout=spec.tier.timeout,
         concurrency=spec.concurrency,
@@ -136,16 +179,22 @@ def _open(worker: Worker) -> Exception | None:
     return None
 
 
-def _take_place(spec: Spec) -> None:
-    """Priority and CPUs."""
+def take_place(nice: int | None, affinity: tuple[int, ...] | None) -> None:
+    """Take a priority and CPUs.
+
+    Raises
+    ------
+    ConfigError
+        The system refuses.
+    """
     try:
-        if spec.nice is not None:
-            os.nice(spec.nice)
-        if spec.affinity is not None:
-            os.sched_setaffinity(0, spec.affinity)
+        if nice is not None:
+            os.nice(nice)
+        if affinity is not None:
+            os.sched_setaffinity(0, affinity)
     except OSError as error:
         raise ConfigError(
-            f"nice={spec.nice} and affinity={spec.affinity} cannot both be had for workers: {error}"
+            f"nice={nice} and affinity={affinity} cannot both be had for workers: {error}"
         ) from error
 
 

@@ -27,21 +27,26 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import ConfigError
 from .base import Doorbell
-from .child import Spec, make_pair
+from .child import ProcessSpec, make_pair
 
 __all__ = ["Child", "Nursery", "hang_up"]
 
 _log = logging.getLogger("kvstore")
 
 _BOOT = (
-    "import os, pickle, sys\n"
+    "import importlib, os, pickle, sys\n"
     "spec = os.fdopen(int(sys.argv[1]), 'rb')\n"
     "sys.path[:] = pickle.load(spec)\n"
-    "from kvstore.engine.child import main\n"
-    "main(spec)\n"
+    "importlib.import_module(sys.argv[2]).main(spec)\n"
 )
-#: Threads of numerical libraries would only cost a worker memory and start-up time.
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+#: Threads of numerical libraries would only cost a worker memory and start-up time. Buffers as large as a
+#: chunk come and go: memory that is kept need not be faulted in again.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
 #: Seconds before a worker that died is replaced: the first time, and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 #: A worker that lived this long (seconds) did not die of its start.
@@ -81,7 +86,7 @@ class Nursery:
 
     Parameters
     ----------
-    specs : sequence of Spec
+    specs : sequence of ProcessSpec
         What the workers of each tier are told; number and socket are filled in here.
     bell : Doorbell
         Rung when there is a note.
@@ -92,7 +97,7 @@ class Nursery:
         The notes: processes that were started in place of others, and those that have ended.
     """
 
-    def __init__(self, specs: Sequence[Spec], bell: Doorbell) -> None:
+    def __init__(self, specs: Sequence[ProcessSpec], bell: Doorbell) -> None:
         self.born: deque[Child] = deque()
         self.dead: deque[Child] = deque()
         self._specs = specs
@@ -103,7 +108,7 @@ class Nursery:
         self._pauses = [_FIRST_PAUSE] * len(specs)
         self._due: list[tuple[float, int]] = []  # when to start a worker, for which tier
         self._wake = Doorbell()
-        self._closing = threading.Event()
+        self._closing = False
         self._lock = threading.Lock()  # of what both threads change: the living, and what is due
         self._thread = threading.Thread(target=self._run, name="kvstore-nursery", daemon=True)
 
@@ -158,7 +163,7 @@ class Nursery:
 
     def close(self, timeout: float) -> None:
         """Wait for the workers to end, kill those that have not within `timeout` seconds, and reap them."""
-        self._closing.set()
+        self._closing = True
         self._wake.ring()
         if self._thread.ident is not None:
             self._thread.join()
@@ -169,22 +174,23 @@ class Nursery:
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         for child in _still_running(living, _GRACE):
             _log.warning("worker %d hangs in the kernel and cannot be ended", child.process.pid)
-        for child in living:
+        while self._living:  # one by one: a close that was interrupted is called again
+            pidfd, child = self._living.popitem()
             child.process.poll()  # reaps it
-            os.close(child.pidfd)
+            os.close(pidfd)
         self._wake.close()
 
     # What the thread does.
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        while not self._closing:
             with self._lock:
                 watched = [self._wake.fd, *self._living]
                 pause = min((when for when, _ in self._due), default=float("inf")) - time.monotonic()
             ready = _poll(watched, pause)
             self._wake.answer()
             for fd in ready:
-                if fd != self._wake.fd and not self._closing.is_set():
+                if fd != self._wake.fd and not self._closing:
                     self._bury(fd)
             self._start_due()
 
@@ -208,7 +214,7 @@ class Nursery:
             due = [tier for when, tier in self._due if when <= now]
             self._due = [(when, tier) for when, tier in self._due if when > now]
         for tier in due:
-            if self._closing.is_set():
+            if self._closing:
                 return
             try:
                 self.born.append(self.spawn(tier))
@@ -227,7 +233,7 @@ def hang_up(end: socket.socket) -> None:
     end.close()
 
 
-def _start_process(spec: Spec) -> subprocess.Popen[bytes]:
+def _start_process(spec: ProcessSpec) -> subprocess.Popen[bytes]:
     """A fresh interpreter that reads `spec` from memory that nobody else can open by name."""
     told = pickle.dumps(sys.path) + _pickled(spec)
     fd = os.memfd_create("kvstore-spec")
@@ -236,10 +242,10 @@ def _start_process(spec: Spec) -> subprocess.Popen[bytes]:
             file.write(told)
         os.lseek(fd, 0, os.SEEK_SET)
         return subprocess.Popen(
-            [sys.executable, "-c", _BOOT, str(fd)],
+            [sys.executable, "-c", _BOOT, str(fd), spec.module],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=(fd, spec.arena_fd, spec.jobs_fd, spec.results_fd),
+            pass_fds=(fd, *spec.fds),
             env={**os.environ, **_ENVIRONMENT},
             start_new_session=True,
         )
@@ -247,12 +253,12 @@ def _start_process(spec: Spec) -> subprocess.Popen[bytes]:
         os.close(fd)
 
 
-def _pickled(spec: Spec) -> bytes:
+def _pickled(spec: ProcessSpec) -> bytes:
     try:
         return pickle.dumps(spec)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"tier {spec.tier.name!r}: its configuration cannot be sent to a worker process ({error}); "
+            f"{spec.name}: its configuration cannot be sent to a worker process ({error}); "
             "give plain values in storage_options, or use engine='threads'"
         ) from error
 

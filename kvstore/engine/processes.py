@@ -31,7 +31,7 @@ from ..backends import Backend
 from ..config import TierConfig
 from ..errors import BackendError, WorkerDiedError
 from ..namespace import Namespace
-from .base import Batch, Completion, Doorbell, Engine, Result, Status, answer_all
+from .base import Batch, Completion, Doorbell, Engine, Result, Slots, Status, answer_all
 from .child import MESSAGE_LIMIT, Spec, decode_outcome, make_encoder, make_pair
 from .nursery import Child, Nursery, hang_up
 
@@ -73,11 +73,13 @@ class ProcessesEngine(Engine):
     ----------
     tiers : sequence of ProcessTier
         The secondary tiers, in order.
-    arena : Arena
+    arena : Slots
         Its descriptor is inherited by the workers.
     namespace : Namespace
     factory : callable
         Makes a tier's backend, in the worker; picklable.
+    attach : callable
+        Makes of the inherited descriptor, in the worker, what `arena` is here; picklable.
     nice : int, optional
         Added to the workers' niceness.
     affinity : tuple of int, optional
@@ -87,10 +89,11 @@ class ProcessesEngine(Engine):
     def __init__(
         self,
         tiers: Sequence[ProcessTier],
-        arena: Arena,
+        arena: Slots,
         namespace: Namespace,
         factory: Callable[[TierConfig, Namespace], Backend],
         *,
+        attach: Callable[[int], Slots] = Arena.from_fd,
         nice: int | None = None,
         affinity: tuple[int, ...] | None = None,
     ) -> None:
@@ -105,7 +108,8 @@ class ProcessesEngine(Engine):
             Spec(
                 number=0,
                 parent=os.getpid(),
-                arena_fd=arena.fd,
+                slots_fd=arena.fd,
+                attach=attach,
                 jobs_fd=-1,
                 results_fd=self._sender.fileno(),
                 tier=tier.config,

@@ -37,25 +37,31 @@ class ThreadTier:
 
 @dataclass
 class _Lane:
-    """Batches of one tier that no worker has taken yet, and which thread has which of the others."""
+    """Batches of one tier that no worker has taken yet, and which thread has which of the others.
+
+    Everybody takes the lock itself: Ctrl-C in the methods of the condition around it could leave it locked.
+    """
 
     tier: ThreadTier
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.RLock = field(default_factory=threading.RLock)
     heap: list[tuple[int, int, Batch]] = field(default_factory=list)
     running: dict[int, threading.Thread] = field(default_factory=dict)
     lost: set[threading.Thread] = field(default_factory=set)  # hung; they serve again when they come back
     serving: int = 0  # threads that are not lost
     closed: bool = False
 
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)
+
     def put(self, order: int, batch: Batch) -> None:
-        with self.changed:
+        with self.lock:
             heappush(self.heap, (batch.verb, order, batch))
             self.changed.notify()
 
     def take(self) -> Batch | None:
         """Next batch for the calling thread; None when it should end."""
         me = threading.current_thread()
-        with self.changed:
+        with self.lock:
             if me in self.lost:
                 self.lost.discard(me)
                 if self.serving >= self.tier.workers:
@@ -70,12 +76,12 @@ class _Lane:
             return batch
 
     def finish(self, batch: Batch) -> None:
-        with self.changed:
+        with self.lock:
             self.running.pop(batch.id, None)
 
     def withdraw(self, batch_id: int) -> Batch | threading.Thread | None:
         """The batch, if nobody had taken it; else the thread that has it, now counted as lost."""
-        with self.changed:
+        with self.lock:
             for i, (_, _, batch) in enumerate(self.heap):
                 if batch.id == batch_id:
                     self.heap[i] = self.heap[-1]
@@ -90,7 +96,7 @@ class _Lane:
             return thread
 
     def close(self) -> list[Batch]:
-        with self.changed:
+        with self.lock:
             self.closed = True
             left, self.heap = [batch for _, _, batch in self.heap], []
             self.changed.notify_all()

@@ -133,7 +133,8 @@ class Worker:
 
     def _in_parts(self, batch: Batch, verb: _OnKeys, emit: _Emit) -> None:
         """Let `verb` work on as many keys at a time as take little time, and report after each part."""
-        first, size = 0, _FIRST_PART
+        at_once = batch.verb is Verb.PROBE and self._backend.capabilities.bulk_exists
+        first, size = 0, len(batch.keys) if at_once else _FIRST_PART
         while first < len(batch.keys):
             started = time.perf_counter()
             results = self._on_keys(verb, batch.keys[first : first + size])

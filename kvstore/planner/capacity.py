@@ -16,7 +16,7 @@ from ..ledger import Ledger, object_size
 from .dispatch import Dispatcher
 from .erase import Erasure
 from .shared import SharedGate
-from .tier import Item, TierState
+from .tier import Answer, Item, TierState
 
 __all__ = ["CapacityKeeper"]
 
@@ -116,9 +116,10 @@ class CapacityKeeper:
         if gate is not None:
             gate.ended(object_size(item[2]), now)
 
-    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
         """A scan or a turn of a collector has ended."""
-        self._gates[tier.index].done(result, now)
+        for _, result in answers:
+            self._gates[tier.index].done(result, now)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """It was given up before; what it found is not used."""

@@ -15,7 +15,7 @@ from ..ledger import object_size
 from ..presence import Known
 from . import report
 from .capacity import CapacityKeeper
-from .tier import Item, TierState
+from .tier import Answer, Item, TierState
 
 __all__ = ["Cascader"]
 
@@ -93,12 +93,13 @@ class Cascader:
         key = self._catalog.key(slot)
         return any(key in tier.owed for tier in self._on_evict)
 
-    def evicted(self, key: bytes) -> None:
-        """A chunk leaves the host: what is still owed of it is dropped, and counted."""
+    def evicted(self, keys: Sequence[bytes]) -> None:
+        """Chunks leave the host: what is still owed of them is dropped, and counted."""
         for tier in self._on_evict:
-            if key in tier.owed:
-                del tier.owed[key]
-                tier.counters.dropped += 1
+            for key in keys:
+                if key in tier.owed:
+                    del tier.owed[key]
+                    tier.counters.dropped += 1
 
     def settled(self, sequence: int) -> bool:
         """Whether every write from before `sequence` has ended, or is past its deadline."""
@@ -125,21 +126,23 @@ class Cascader:
 
     # What workers answer.
 
-    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
-        """A write has ended; after a TIMEOUT the slot stays leased until the worker answers."""
-        if result.status is Status.TIMEOUT:
-            tier.overdue.add(item[0])
-            return
-        if result.status is Status.OK:
-            self._note(tier, item, bool(result.value), now)
-        elif result.status is Status.CANCELLED:
-            tier.counters.dropped += 1
-        self._ended(tier, item, now)
+    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+        """Writes have ended; after a TIMEOUT the slot stays leased until the worker answers."""
+        written = [(item, result.value) for item, result in answers if result.status is Status.OK]
+        if written:
+            self._note(tier, written, now)
+        for item, result in answers:
+            if result.status is Status.TIMEOUT:
+                tier.overdue.add(item[0])
+                continue
+            if result.status is Status.CANCELLED:
+                tier.counters.dropped += 1
+            self._ended(tier, item, now)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """The worker is through with the slot at last."""
         if result.status is Status.OK:
-            self._note(tier, item, bool(result.value), now)
+            self._note(tier, [(item, result.value)], now)
         self._ended(tier, item, now)
 
     def _offer(self, tier: TierState, key: bytes, slot: int, now: float) -> None:
@@ -153,19 +156,23 @@ class Cascader:
         self._catalog.hold(slot)
         self._keeper.enqueue(tier, (key, slot, self._catalog.length(slot)), now)
 
-    def _note(self, tier: TierState, item: Item, created: bool, now: float) -> None:
-        key, _, length = item
-        tier.presence.found(key, now)
-        if created:
-            tier.counters.writes += 1
-            tier.counters.written_bytes += length
-            tier.chunks += 1
-            tier.bytes += object_size(length)
-            if tier.tally is not None:
-                tier.tally.wrote(object_size(length))
-            self._events.emit(report.written((key,), self._host, tier))
-        if tier.ledger is not None and key not in tier.ledger:
-            tier.ledger.add(key, object_size(length))
+    def _note(self, tier: TierState, written: Sequence[tuple[Item, int]], now: float) -> None:
+        """The tier has these items, of which it had those with a 0 before."""
+        tier.presence.found_many([key for (key, _, _), _ in written], now)
+        new = [key for (key, _, _), created in written if created]
+        for (key, _, length), created in written:
+            size = object_size(length)
+            if created:
+                tier.counters.written_bytes += length
+                tier.bytes += size
+                if tier.tally is not None:
+                    tier.tally.wrote(size)
+            if tier.ledger is not None and key not in tier.ledger:
+                tier.ledger.add(key, size)
+        tier.counters.writes += len(new)
+        tier.chunks += len(new)
+        if new:
+            self._events.emit(report.written(new, self._host, tier))
 
     def _ended(self, tier: TierState, item: Item, now: float) -> None:
         self._finish(tier, item)

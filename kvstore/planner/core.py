@@ -152,29 +152,29 @@ class Planner:
 
     def read(self, keys: Sequence[bytes]) -> tuple[dict[bytes, int], list[bytes]]:
         """Lease what is READY; returns slots by key, and the keys that are not there."""
-        catalog, fresh = self.catalog, self._fetcher.fresh
-        held: dict[bytes, int] = {}
-        missing: list[bytes] = []
-        touched: list[bytes] = []
-        for key in keys:
-            slot = catalog.ready.get(key)
-            if slot is None:
-                missing.append(key)
-            elif key not in held:
-                catalog.hold(slot)
-                held[key] = slot
-            if key in fresh:
-                fresh.discard(key)
-            else:
-                touched.append(key)
-        catalog.policy.access_many(touched)
+        held, missing = self.hold(keys)
+        fresh = self._fetcher.fresh
+        touched = [key for key in keys if key not in fresh] if fresh else keys
+        fresh.difference_update(keys)
+        self.catalog.policy.access_many(touched)
         self.host_counters.misses += len(missing)
         self.host_counters.hits += len(touched) - len(missing)
         return held, missing
 
+    def hold(self, keys: Sequence[bytes]) -> tuple[dict[bytes, int], list[bytes]]:
+        """Lease what is READY as :meth:`read` does, without counting it as used."""
+        ready = self.catalog.ready
+        held = {key: ready[key] for key in keys if key in ready}
+        self.catalog.hold_many(held.values())
+        return held, [key for key in keys if key not in held] if len(held) < len(keys) else []
+
     def touch(self, keys: Sequence[bytes]) -> None:
         """Count `keys` as used, in order."""
         self.catalog.policy.access_many(key for key in keys if key in self.catalog.ready)
+
+    def renew(self, keys: Sequence[bytes]) -> None:
+        """Make `keys` the most recent, in order, without counting them as used."""
+        self.catalog.policy.renew_many(keys)
 
     def drop(self, slots: Collection[int]) -> None:
         """End read leases."""
@@ -213,29 +213,29 @@ class Planner:
         room = self._room(wanted, keep, may_go)
         return {key: catalog.reserve(key) for key in wanted[:room]}
 
-    def commit(self, chunks: Sequence[tuple[bytes, int, int]], now: float) -> list[bytes]:
-        """Make ``(key, slot, length)`` READY and plan their cascades; returns the keys that are READY now."""
-        published = []
-        for key, slot, length in chunks:
-            if self.catalog.publish(key, slot, length):
-                published.append((key, slot))
-                self.host_counters.writes += 1
-                self.host_counters.written_bytes += length
-            self._fetcher.filled(key, now)
+    def commit(
+        self, chunks: Sequence[tuple[bytes, int, int]], now: float, *, cascade: bool = True
+    ) -> list[bytes]:
+        """Make ``(key, slot, length)`` READY and, unless not wanted, plan their cascades; returns the keys
+        that are READY now."""
+        before = self.catalog.bytes
+        published = self.catalog.publish_many(chunks)
+        self.host_counters.writes += len(published)
+        self.host_counters.written_bytes += self.catalog.bytes - before
+        self._fetcher.filled([key for key, _, _ in chunks], now)
         keys = [key for key, _ in published]
         if keys:
             self._events.emit(report.stored(keys, self._host))
-        self._cascader.committed(published, now)
+            self._eraser.stored(keys)
+        if cascade:
+            self._cascader.committed(published, now)
         return keys
 
     def abort(self, chunks: Sequence[tuple[bytes, int]], now: float) -> None:
         """Give ``(key, slot)`` back unfilled."""
         for key, slot in chunks:
-            if self.catalog.is_filled_for(
-                key, slot
-            ):  # a commit that was interrupted got no further than this
-                self.catalog.discard(key, slot)
-                self._fetcher.filled(key, now)
+            self.catalog.discard(key, slot)
+            self._fetcher.filled([key], now)
 
     def has_room(self, key: bytes, now: float) -> bool:
         """Whether a lossless caller who wants to store `key` need not wait any longer."""
@@ -267,6 +267,12 @@ class Planner:
             self._events.emit(report.evicted(gone, self._host))
         self._locator.outdate(keys)
         return self._eraser.erase(list(dict.fromkeys(keys)), now)
+
+    def clear(self) -> None:
+        """Drop every chunk that nobody leases from the host, and nothing from the tiers."""
+        gone = self.catalog.clear()
+        if gone:
+            self._evicted(gone)
 
     def pay_all(self, now: float) -> bool:
         """Queue what on-evict tiers are owed, as room allows; True when nothing is owed any more."""
@@ -333,7 +339,7 @@ class Planner:
     def _is_paid(self, slot: int) -> bool:
         return not self._cascader.is_owed(slot)
 
-    def _evicted(self, key: bytes, slot: int) -> None:
-        self._fetcher.fresh.discard(key)
-        self._cascader.evicted(key)
-        self._events.emit(report.evicted((key,), self._host))
+    def _evicted(self, keys: Sequence[bytes]) -> None:
+        self._fetcher.fresh.difference_update(keys)
+        self._cascader.evicted(keys)
+        self._events.emit(report.evicted(keys, self._host))

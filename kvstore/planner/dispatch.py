@@ -5,7 +5,7 @@ engine passes here.
 2. ``pump`` cuts batches off the queues while the direction's window and breaker allow, and appends them to
 ``outbox``;
    the store submits what it finds there.
-3. ``apply`` hands each result to the part of the planner that registered for the verb.
+3. ``apply`` hands results to the part of the planner that registered for the verb.
 4. ``expire`` gives TIMEOUT to the items of a batch past its deadline, appends the batch to ``abandoned``,
 and keeps the
    flight: what the worker answers later goes to the late handler, which returns the slot. Until then nobody
@@ -19,15 +19,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..engine.base import Batch, Completion, Result, Status, Verb
+from ..engine.base import BATCH_LIMIT, Batch, Completion, Result, Status, Verb
 from ..events import EventQueue
 from .report import breaker_event
-from .tier import Direction, Item, TierState
+from .tier import Answer, Direction, Item, TierState
 
 __all__ = ["Dispatcher", "Handler"]
 
 #: Verbs that are one operation on many keys: when it fails, that is one fault.
 _AT_ONCE = (Verb.PROBE, Verb.DELETE)
+#: With this status or a lower one the storage has answered.
+_ANSWERED = Status.CORRUPT
 #: Keys in one batch of a verb that moves no payload.
 _KEYS = 256
 #: Latency histogram that a verb's seconds go to.
@@ -38,8 +40,8 @@ _IN_ORDER = (Verb.PROBE, Verb.READ, Verb.DELETE, Verb.WRITE, Verb.SCAN, Verb.COL
 class Handler(Protocol):
     """Part of the planner that a verb's results go to."""
 
-    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
-        """The item has ended (or is past its deadline: TIMEOUT)."""
+    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+        """These items have ended (or are past their deadline: TIMEOUT)."""
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """The worker has answered an item that had been given up."""
@@ -57,6 +59,17 @@ class _Flight:
     left: int
     expired: bool = False
     blamed: bool = False  # the breaker knows that something of it has failed
+
+    def take(self, completion: Completion) -> list[Answer]:
+        """Cross off what `completion` answers for the first time."""
+        first, results = completion.first, completion.results
+        last = first + len(results)
+        answers = list(zip(self.items[first:last], results, strict=True))
+        if any(self.answered[first:last]):
+            answers = [answer for index, answer in enumerate(answers, first) if not self.answered[index]]
+        self.answered[first:last] = b"\1" * len(results)
+        self.left -= len(answers)
+        return answers
 
 
 class Dispatcher:
@@ -93,9 +106,11 @@ class Dispatcher:
         """Cut as many batches as windows and breakers allow."""
         for tier in self.tiers:
             for direction in (tier.reads, tier.writes, tier.upkeep):
-                if not any(direction.queues.values()):
-                    continue
-                while direction.in_flight < direction.window and self._cut(tier, direction, now):
+                while (
+                    direction.in_flight < direction.window
+                    and any(direction.queues.values())
+                    and self._cut(tier, direction, now)
+                ):
                     pass
 
     def apply(self, completion: Completion, now: float) -> None:
@@ -111,8 +126,8 @@ class Dispatcher:
             flight.deadline = max(flight.deadline, now + tier.config.timeout)  # each has its own time
         for name, value in completion.counters.items():
             tier.counters.custom[name] = tier.counters.custom.get(name, 0.0) + value
-        for index, result in enumerate(completion.results, completion.first):
-            self._answer(flight, index, result, now)
+        if answers := flight.take(completion):
+            self._answer(flight, answers, now)
         if not flight.left:
             del self._flights[completion.id]
             if not flight.expired:
@@ -141,7 +156,7 @@ class Dispatcher:
         if verb is None or not direction.breaker.admit(now):
             return False
         queue = direction.queues[verb]
-        most = _KEYS if verb in _AT_ONCE else tier.slice_items
+        most = (BATCH_LIMIT if tier.bulk else _KEYS) if verb in _AT_ONCE else tier.slice_items
         share = -(-len(queue) // tier.config.workers)  # a short queue is spread over all workers
         if tier.remote:
             share = max(share, tier.config.concurrency)  # as much as one of them has under way at once
@@ -158,35 +173,42 @@ class Dispatcher:
         self.outbox.append(batch)
         return True
 
-    def _answer(self, flight: _Flight, index: int, result: Result, now: float) -> None:
-        if flight.answered[index]:
-            return
-        flight.answered[index] = 1
-        flight.left -= 1
-        handler, item = self._handlers[flight.batch.verb], flight.items[index]
+    def _answer(self, flight: _Flight, answers: list[Answer], now: float) -> None:
+        handler = self._handlers[flight.batch.verb]
         if flight.expired:
-            handler.late(flight.tier, item, result, now)
+            for item, result in answers:
+                handler.late(flight.tier, item, result, now)
             return
-        if not (flight.blamed and result.status is Status.FAILED and flight.batch.verb in _AT_ONCE):
-            self._judge(flight.tier, flight.batch.verb, result, now)
-        flight.blamed = flight.blamed or result.status is Status.FAILED
-        handler.done(flight.tier, item, result, now)
+        self._judge(flight, [result for _, result in answers], now)
+        handler.done(flight.tier, answers, now)
 
-    def _judge(self, tier: TierState, verb: Verb, result: Result, now: float) -> None:
-        """Count a result, and let the breaker learn from it."""
-        breaker = tier.direction(verb).breaker
-        if result.status is Status.DIED:
+    def _judge(self, flight: _Flight, results: list[Result], now: float) -> None:
+        """Count results, and let the breaker learn from them."""
+        tier, verb = flight.tier, flight.batch.verb
+        good = [result.seconds for result in results if result.status <= _ANSWERED]
+        if good:
+            name = _HISTOGRAM.get(verb)
+            if name is not None:
+                tier.counters.histograms[name].observe_many(good)
+            if tier.direction(verb).breaker.succeeded(verb, len(good)):
+                self._events.emit(breaker_event(tier, verb, up=True))
+        if len(good) < len(results):
+            for result in results:
+                if result.status > _ANSWERED:
+                    self._fault(flight, result, now)
+
+    def _fault(self, flight: _Flight, result: Result, now: float) -> None:
+        """Count a failure, unless the breaker knows of it."""
+        tier, verb = flight.tier, flight.batch.verb
+        if result.status is Status.FAILED:
+            if flight.blamed and verb in _AT_ONCE:
+                return
+            flight.blamed = True
+        elif result.status is Status.DIED:
             if self._deaths.get((tier.index, verb)) == now:
                 return  # the death of one worker is one fault, however much it had in hand
             self._deaths[tier.index, verb] = now
-        if result.status <= Status.CORRUPT:
-            name = _HISTOGRAM.get(verb)
-            if name is not None:
-                tier.counters.histograms[name].observe(result.seconds)
-            if breaker.succeeded(verb):
-                self._events.emit(breaker_event(tier, verb, up=True))
-            return
-        if result.status is Status.CANCELLED and not breaker.on_trial:
+        elif result.status is Status.CANCELLED and not tier.direction(verb).breaker.on_trial:
             return  # never started: says nothing about the tier
         tier.counters.errors += 1
         self._blame(tier, verb, result.error, now, hang=result.status is Status.DIED)
@@ -199,13 +221,14 @@ class Dispatcher:
         self.abandoned.append(flight.batch)
         result = Result(Status.TIMEOUT, error=f"no answer within {tier.config.timeout:g} s")
         self._blame(tier, verb, result.error, now, hang=True)
-        handler = self._handlers[verb]
-        for index, item in enumerate(flight.items):
-            if not flight.answered[index]:
-                handler.done(tier, item, result, now)
+        late = [
+            (item, result) for item, known in zip(flight.items, flight.answered, strict=True) if not known
+        ]
+        self._handlers[verb].done(tier, late, now)
 
     def _blame(self, tier: TierState, verb: Verb, why: str, now: float, *, hang: bool) -> None:
         """Tell a breaker of a failure. When that opens it, also after a trial, nothing waits for the tier."""
+        tier.last_error = why or tier.last_error
         breaker = tier.direction(verb).breaker
         openings = breaker.openings
         if breaker.failed(now, verb, hang=hang):
@@ -217,7 +240,7 @@ class Dispatcher:
         """End everything that is queued for the direction of `verb`."""
         down = Result(Status.CANCELLED, error=f"tier {tier.name!r} is down: {why}")
         for queued, queue in tier.direction(verb).queues.items():
-            items = list(queue)
+            answers = [(item, down) for item in queue]
             queue.clear()
-            for item in items:
-                self._handlers[queued].done(tier, item, down, now)
+            if answers:
+                self._handlers[queued].done(tier, answers, now)

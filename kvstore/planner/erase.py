@@ -2,9 +2,10 @@
 
 A key under deletion in a tier is *entombed* there: neither read nor written. A write that no worker has yet
 is withdrawn; one that is under way is waited for, and the delete follows it, even when the one who asked has
-given up by then. The tomb goes when the delete has succeeded; where it fails, or where the tier may not be
-written, the key stays hidden for the life of the store. (A victim of eviction that could not be deleted is
-shown again: nobody asked for its end.)
+given up by then. The tomb goes when the delete has succeeded; where it fails, the key stays hidden for the
+life of the store. (A victim of eviction that could not be deleted is shown again: nobody asked for its end.)
+Where the tier may not be written, the key is hidden until it is stored again, or until a great many others
+have been deleted after it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from ..events import EventQueue
 from ..presence import Known
 from . import report
 from .dispatch import Dispatcher
-from .tier import Item, TierState
+from .tier import Answer, Item, TierState
 
 __all__ = ["Eraser", "Erasure"]
+
+#: Keys that a tier which may not be written hides at most; of more, the oldest are seen again.
+_MOST_HIDDEN = 1 << 20
 
 
 class Erasure:
@@ -56,6 +60,7 @@ class Eraser:
         events: EventQueue,
     ) -> None:
         self._tiers = tiers
+        self._read_only = [tier for tier in tiers if tier.config.write == "off"]
         self._dispatcher = dispatcher
         self._withdraw = withdraw
         self._events = events
@@ -64,20 +69,27 @@ class Eraser:
         dispatcher.register(Verb.DELETE, self)
 
     def erase(self, keys: Sequence[bytes], now: float) -> Erasure:
-        """Delete `keys` from every tier that may be written; the others never show them again."""
+        """Delete `keys` from every tier that may be written, and hide them in the others."""
         erasure = Erasure()
         for tier in self._tiers:
             if tier.config.write == "off":
-                tier.tombs.update(keys)
+                _hide(tier, keys)
             else:
                 self.erase_from(tier, keys, erasure, now)
         return erasure
+
+    def stored(self, keys: Sequence[bytes]) -> None:
+        """`keys` are wanted again: tiers that could only hide them may show them."""
+        for tier in self._read_only:
+            if tier.tombs:
+                for key in keys:
+                    tier.tombs.pop(key, None)
 
     def erase_from(self, tier: TierState, keys: Sequence[bytes], erasure: Erasure, now: float) -> None:
         """Delete `keys` from one tier, on behalf of `erasure`."""
         due: list[Item] = []
         for key in keys:
-            tier.tombs.add(key)
+            tier.tombs[key] = None
             tier.owed.pop(key, None)
             self._plan(tier, key, erasure, due, now)
         if tier.writes.breaker.blocked(now):
@@ -92,13 +104,14 @@ class Eraser:
             self._behind_write.discard((tier.index, key))
             self._dispatcher.enqueue(tier, Verb.DELETE, [(key, -1, 0)])
 
-    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
         """A tier has answered, or not in time."""
-        if result.status is Status.OK:
-            self._forget(tier, item[0], now)
-            self._settle(tier, item[0], "", now)
-        else:
-            self._settle(tier, item[0], result.error or result.status.name.lower(), now)
+        for (key, _, _), result in answers:
+            if result.status is Status.OK:
+                self._forget(tier, key, now)
+                self._settle(tier, key, "", now)
+            else:
+                self._settle(tier, key, result.error or result.status.name.lower(), now)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """It is gone after all, though nobody waits for it any more."""
@@ -128,7 +141,7 @@ class Eraser:
         if tier.tally is not None and known is not Known.ABSENT:
             tier.tally.erased(size)
         tier.presence.lost(key, now)
-        tier.tombs.discard(key)
+        tier.tombs.pop(key, None)
         waiting = self._waiting.get((tier.index, key)) or [Erasure()]
         tier.counters.add(waiting[0].counter)
         self._events.emit(report.removed((key,), tier))
@@ -147,6 +160,14 @@ class Eraser:
     def _settle(self, tier: TierState, key: bytes, error: str, now: float) -> None:
         waiting = self._waiting.pop((tier.index, key), ())
         if error and waiting and not any(erasure.hides for erasure in waiting):
-            tier.tombs.discard(key)
+            tier.tombs.pop(key, None)
         for erasure in waiting:
             erasure.settle(tier, key, error, now)
+
+
+def _hide(tier: TierState, keys: Sequence[bytes]) -> None:
+    for key in keys:
+        tier.tombs[key] = None
+        tier.tombs.move_to_end(key)
+    while len(tier.tombs) > _MOST_HIDDEN:
+        tier.tombs.popitem(last=False)

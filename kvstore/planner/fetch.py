@@ -12,7 +12,7 @@ waits while workers hold slots, for these come back by themselves; otherwise the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from ..catalog import Catalog
@@ -22,7 +22,7 @@ from ..presence import Known
 from . import report
 from .dispatch import Dispatcher
 from .locate import Locator
-from .tier import Item, TierState
+from .tier import Answer, Item, TierState
 
 __all__ = ["Fetch", "Fetcher"]
 
@@ -35,6 +35,11 @@ class _Step(Enum):
     BLOCKED = 2
 
 
+# To look up a member of an enum costs a tenth of a microsecond before Python 3.12.
+_NEXT, _WAIT, _BLOCKED = _Step
+_OK, _ABSENT, _PROBING, _UNKNOWN = Status.OK, Known.ABSENT, Known.PROBING, Known.UNKNOWN
+
+
 class Fetch:
     """One request for promotion.
 
@@ -43,7 +48,9 @@ class Fetch:
     keys : iterable of bytes
         Wanted, in order; repeated keys count once.
     hold : bool
-        Lease every chunk as soon as it is resident; whoever asked drops the leases.
+        Lease every chunk as soon as it is resident; whoever asked reads it, and drops the leases.
+    into : dict, optional
+        Key -> slot of leases that somebody has. What becomes resident is leased and added, to be read later.
 
     Attributes
     ----------
@@ -53,19 +60,22 @@ class Fetch:
         Key -> slot of the leases taken.
     """
 
-    def __init__(self, keys: Iterable[bytes], *, hold: bool = False) -> None:
+    def __init__(
+        self, keys: Iterable[bytes], *, hold: bool = False, into: dict[bytes, int] | None = None
+    ) -> None:
         self.todo: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
         self._place = {key: place for place, key in enumerate(self.todo)}
         self.coming: set[bytes] = set()
         self.promoted: list[bytes] = []
         self.missing: list[bytes] = []
         self.skipped: list[bytes] = []
-        self.held: dict[bytes, int] = {}
+        self.held: dict[bytes, int] = {} if into is None else into
         self.tried_again: set[bytes] = set()  # keys whose worker died with them
         self.asked = False  # every key of `todo` of which nothing was known is being asked for
         self.keep: set[bytes] = set()  # dealt with and resident: this fetch never evicts them
         self.ahead: set[bytes] = set()  # resident, but not come to yet: evicted only for keys before them
-        self.hold = hold
+        self.hold = hold or into is not None
+        self.reads = hold
         self.cancelled = False
         self._sorted = True
         self.on_done: Callable[[], None] | None = None
@@ -155,19 +165,29 @@ class Fetcher:
         self._blocked.pop(fetch, None)
         self._settle(fetch)
 
-    def filled(self, key: bytes, now: float) -> None:
-        """A caller has committed or aborted a chunk that a fetch may be waiting for."""
-        self._notify(key, promoted=False)
+    def filled(self, keys: Iterable[bytes], now: float) -> None:
+        """A caller has committed or aborted chunks that a fetch may be waiting for."""
+        if self._waiters:
+            self._notify(keys, promoted=False)
 
     # What workers answer.
 
-    def done(self, tier: TierState, item: Item, result: Result, now: float) -> None:
-        """A promotion has ended; a key that failed is asked of the next tier."""
-        key, slot, _ = item
-        self.promoting -= 1
-        if result.status is Status.OK:
-            self._promoted(tier, key, slot, result.value, now)
-            return
+    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+        """Promotions have ended; a key that failed is asked of the next tier."""
+        self.promoting -= len(answers)
+        came = [(key, slot, result.value) for (key, slot, _), result in answers if result.status is _OK]
+        if came:
+            self._promoted(tier, came, now)
+        if len(came) < len(answers):
+            for (key, slot, _), result in answers:
+                if result.status is not _OK:
+                    self._failed(tier, key, slot, result, now)
+
+    def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
+        """The worker no longer writes into the slot: it may be used again."""
+        self._catalog.pardon(item[1])
+
+    def _failed(self, tier: TierState, key: bytes, slot: int, result: Result, now: float) -> None:
         if result.status is Status.TIMEOUT:
             self._catalog.condemn(key, slot)
         else:
@@ -180,10 +200,6 @@ class Fetcher:
         tier.counters.misses += 1
         for fetch in self._waiters.pop(key, ()):
             self._look_again(fetch, key)
-
-    def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
-        """The worker no longer writes into the slot: it may be used again."""
-        self._catalog.pardon(item[1])
 
     def _deserves_another(self, key: bytes, result: Result) -> bool:
         """Whether `key` is asked of the same tier again: its worker died, for the first time."""
@@ -199,17 +215,17 @@ class Fetcher:
     def _run(self, fetch: Fetch, now: float, may_evict: bool) -> bool:
         """Start what can be started of `fetch`; True when it waits for budget or slots."""
         loads: dict[int, list[Item]] = {}
-        step = _Step.NEXT
+        step = _NEXT
         fetch.sort()
-        while fetch.todo and step is _Step.NEXT:
+        while fetch.todo and step is _NEXT:
             key = next(iter(fetch.todo))
             step = self._step(fetch, key, loads, now, may_evict)
-            if step is _Step.NEXT:
+            if step is _NEXT:
                 fetch.todo.pop(key, None)
         for index, items in loads.items():
             self._dispatcher.enqueue(self._tiers[index], Verb.READ, items)
         self._settle(fetch)
-        return step is _Step.BLOCKED
+        return step is _BLOCKED
 
     def _step(
         self, fetch: Fetch, key: bytes, loads: dict[int, list[Item]], now: float, may_evict: bool
@@ -219,19 +235,19 @@ class Fetcher:
         if slot is not None:
             self._resident(fetch, key, slot)
             fetch.skipped.append(key)
-            return _Step.NEXT
+            return _NEXT
         if key in self._catalog.filling:
             fetch.coming.add(key)
             self._waiters.setdefault(key, []).append(fetch)
-            return _Step.NEXT
+            return _NEXT
         tier, known = self._locator.where(key, now)
-        if known is Known.ABSENT:
+        if known is _ABSENT:
             self._absent(fetch, key, now)
-            return _Step.NEXT
-        if known is Known.PROBING and fetch.asked:
+            return _NEXT
+        if known is _PROBING and fetch.asked:
             self._probing.setdefault(key, []).append(fetch)
-            return _Step.WAIT
-        if tier is None or known is Known.UNKNOWN:
+            return _WAIT
+        if tier is None or known is _UNKNOWN:
             return self._probe(fetch, now)
         return self._load(fetch, key, tier, loads, may_evict)
 
@@ -242,16 +258,16 @@ class Fetcher:
             if key in self._catalog.ready or key in self._catalog.filling:
                 continue
             tier, known = self._locator.where(key, now)
-            if known is Known.UNKNOWN and tier is not None:
+            if known is _UNKNOWN and tier is not None:
                 unknown.append((key, tier))
         taken = self._locator.ask(unknown)
         fetch.asked = taken == len(unknown)
         first = next(iter(fetch.todo))
         if unknown and not taken:
             fetch.missing.append(first)  # too many probes are under way: rather a miss than a wait
-            return _Step.NEXT
+            return _NEXT
         self._probing.setdefault(first, []).append(fetch)
-        return _Step.WAIT
+        return _WAIT
 
     def _located(self, key: bytes, now: float) -> None:
         for fetch in self._probing.pop(key, ()):
@@ -261,7 +277,7 @@ class Fetcher:
         self, fetch: Fetch, key: bytes, tier: TierState, loads: dict[int, list[Item]], may_evict: bool
     ) -> _Step:
         if self.promoting >= self._budget:
-            return _Step.BLOCKED
+            return _BLOCKED
         if not self._catalog.free and not (may_evict and self._make_room(fetch)):
             return self._no_room(fetch, may_evict)
         slot = self._catalog.reserve(key)
@@ -271,16 +287,16 @@ class Fetcher:
         loads.setdefault(tier.index, []).append((key, slot, 0))
         for passed in self._tiers[: tier.index]:
             passed.counters.misses += passed.config.read
-        return _Step.NEXT
+        return _NEXT
 
     def _no_room(self, fetch: Fetch, may_evict: bool) -> _Step:
         """Wait for slots that come back by themselves, but never with slots in hand that others may wait
         for."""
         if not may_evict or (self._comes_back() and not fetch.held):
-            return _Step.BLOCKED
+            return _BLOCKED
         fetch.skipped.extend(fetch.todo)
         fetch.todo.clear()
-        return _Step.WAIT
+        return _WAIT
 
     def _make_room(self, fetch: Fetch) -> bool:
         """Evict for as much of `fetch` as the budget allows, less if there is not that much to evict."""
@@ -297,30 +313,35 @@ class Fetcher:
         """Whether workers hold slots, which they give back by themselves."""
         return self.promoting > 0 or any(len(tier.writing) > len(tier.overdue) for tier in self._tiers)
 
-    def _promoted(self, tier: TierState, key: bytes, slot: int, length: int, now: float) -> None:
-        tier.counters.reads += 1
-        tier.counters.hits += 1
-        tier.counters.read_bytes += length
+    def _promoted(self, tier: TierState, came: Sequence[Item], now: float) -> None:
+        tier.counters.reads += len(came)
+        tier.counters.hits += len(came)
+        tier.counters.read_bytes += sum(length for _, _, length in came)
         if tier.ledger is not None:
-            tier.ledger.touch(key)
-        if self._catalog.publish(
-            key, slot, length
-        ):  # otherwise it was deleted, perhaps from the tier as well
-            tier.presence.found(key, now)
-            self.fresh.add(key)
-            self._events.emit(report.promoted((key,), self._host, tier))
-        self._notify(key, promoted=True)
+            for key, _, _ in came:
+                tier.ledger.touch(key)
+        # What was deleted meanwhile, perhaps from the tier as well, does not become READY.
+        ready = [key for key, _ in self._catalog.publish_many(came)]
+        tier.presence.found_many(ready, now)
+        self.fresh.update(ready)
+        if ready:
+            self._events.emit(report.promoted(ready, self._host, tier))
+        self._notify([key for key, _, _ in came], promoted=True)
 
-    def _notify(self, key: bytes, *, promoted: bool) -> None:
-        """`key` is no longer being filled: tell those who wait for it."""
-        slot = self._catalog.ready.get(key)
-        for fetch in self._waiters.pop(key, ()):
-            if slot is None:  # aborted or deleted
-                self._look_again(fetch, key)
-                continue
-            fetch.coming.discard(key)
-            self._resident(fetch, key, slot)
-            (fetch.promoted if promoted else fetch.skipped).append(key)
+    def _notify(self, keys: Iterable[bytes], *, promoted: bool) -> None:
+        """`keys` are no longer being filled: tell those who wait for them."""
+        told: dict[Fetch, None] = {}
+        for key in keys:
+            slot = self._catalog.ready.get(key)
+            for fetch in self._waiters.pop(key, ()):
+                if slot is None:  # aborted or deleted
+                    self._look_again(fetch, key)
+                    continue
+                fetch.coming.discard(key)
+                self._resident(fetch, key, slot)
+                (fetch.promoted if promoted else fetch.skipped).append(key)
+                told[fetch] = None
+        for fetch in told:
             self._settle(fetch)
 
     def _look_again(self, fetch: Fetch, key: bytes) -> None:
@@ -335,8 +356,9 @@ class Fetcher:
 
     def _resident(self, fetch: Fetch, key: bytes, slot: int) -> None:
         fetch.keep.add(key)
-        if fetch.hold:
-            self.fresh.discard(key)  # whoever holds it reads it
+        if fetch.reads:
+            self.fresh.discard(key)
+        if fetch.hold and key not in fetch.held:
             self._catalog.hold(slot)
             fetch.held[key] = slot
 

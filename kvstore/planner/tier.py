@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..config import TierConfig
-from ..engine.base import Verb
+from ..engine.base import Result, Verb
 from ..health import Breaker
 from ..ledger import Ledger
 from ..metrics import TierCounters
 from ..presence import Presence
 
-__all__ = ["READS", "Direction", "Item", "Tally", "TierState"]
+__all__ = ["READS", "Answer", "Direction", "Item", "Tally", "TierState"]
 
 #: The verbs that bring something up; the others write.
 READS = frozenset({Verb.PROBE, Verb.READ})
 
 #: One unit of work: key, slot (-1 when nothing moves), payload length in bytes.
 Item = tuple[bytes, int, int]
+#: How it ended.
+Answer = tuple[Item, Result]
 
 
 class Direction:
@@ -91,8 +93,9 @@ class TierState:
         Of a tier whose limits are shared; it has no ledger.
     upkeep : Direction
         Questions to the collector of such a tier.
-    tombs : set of bytes
-        Keys under deletion (or whose deletion failed): neither read from nor written to the tier.
+    tombs : dict
+        Keys under deletion, or hidden because they could not be deleted: neither read from nor written to the
+        tier; the most recent last.
     writing : dict
         Key -> sequence number of its write, from the moment it is queued until the worker has answered.
     overdue : set of bytes
@@ -100,6 +103,8 @@ class TierState:
         slot.
     owed : dict
         Keys that a ``write=on-evict`` tier still has to get (a dict for its order).
+    last_error : str
+        What went wrong with the storage most recently.
     """
 
     index: int
@@ -113,10 +118,11 @@ class TierState:
     ledger: Ledger | None = None
     tally: Tally | None = None
     upkeep: Direction = field(default_factory=lambda: Direction(1))
-    tombs: set[bytes] = field(default_factory=set)
+    tombs: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     writing: dict[bytes, int] = field(default_factory=dict)
     overdue: set[bytes] = field(default_factory=set)
     owed: dict[bytes, None] = field(default_factory=dict)
+    last_error: str = ""
     chunks: int = 0
     bytes: int = 0
 
@@ -129,6 +135,11 @@ class TierState:
     def remote(self) -> bool:
         """Whether others see the tier."""
         return self.config.scheme not in ("file", "memory")
+
+    @cached_property
+    def bulk(self) -> bool:
+        """Whether one question about many keys costs no more than one about few."""
+        return self.config.scheme == "peer"
 
     def direction(self, verb: Verb) -> Direction:
         """The direction that `verb` belongs to."""

@@ -18,7 +18,7 @@ leaves the same lists.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, islice, repeat
 
 from .base import EvictionPolicy
@@ -176,6 +176,15 @@ class ARCPolicy(EvictionPolicy):
             self._discard(self._b1)
         elif recent + len(self._t2) + len(self._b2_keys) > self._most:
             self._discard(self._b2)
+
+    def renew_many(self, keys: Iterable[bytes]) -> None:
+        """Make `keys` the most recent of the list that each is in."""
+        t1, t2 = self._t1, self._t2
+        for key in keys:
+            if key in t1:
+                t1.move_to_end(key)
+            elif key in t2:
+                t2.move_to_end(key)
 
     def remove(self, key: bytes) -> None:
         """Forget a resident key; it leaves no ghost."""

@@ -101,6 +101,11 @@ class EvictionPolicy(ABC):
         for key in keys:
             access(key)
 
+    def renew_many(self, keys: Iterable[bytes]) -> None:
+        """Make the resident ones of `keys` the most recent, in order, without a reference: what tells keys
+        used once from those used often learns nothing."""
+        self.access_many(key for key in keys if key in self)
+
     def add_many(self, keys: Iterable[bytes]) -> None:
         """Make each of `keys` resident, in order."""
         add = self.add

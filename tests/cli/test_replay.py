@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,7 @@ TIER_FIELDS = {
     "lookup_ms",
     "load_ms",
     "errors",
+    "last_error",
 }
 
 
@@ -128,3 +132,15 @@ def test_parts_and_text_identifiers(kv: Command, shared_data: Path) -> None:
     """A trace whose requests are mappings of parts, and may repeat a chunk."""
     report = kv("replay", shared_data / "ragpulse_0_trace.jsonl.gz", "--limit", 200, "--json").json
     assert report["verified_chunks"] == report["chunks"] - report["unique_chunks"]
+
+
+def test_the_last_error_of_a_tier_is_shown(kv: Command, trace: Path, tmp_path: Path) -> None:
+    if "fault" not in entry_points(group="fsspec.specs").names:
+        pytest.skip("commands learn of fault:: from the package's entry points: install it again")
+    rules = json.dumps([{"fault": "ENOSPC", "verb": "put", "key": chunk_key(1).hex()}])
+    tiers = ["--tier", "ram://?capacity=8MiB", "--tier", f"fault::file://{tmp_path}/kv?name=full"]
+    run = ["replay", trace, *tiers, "--chunk-size", "4KiB", "--storage-option", f"full.rules={rules}"]
+    host, full = kv(*run, "--json").json["tiers"]
+    assert full["errors"] and "No space left" in full["last_error"]
+    assert host["last_error"] == ""
+    assert re.search(r"full, last error: .*No space left", kv(*run).out)

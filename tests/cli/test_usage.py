@@ -135,11 +135,21 @@ def running_demo(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "err"), [(signal.SIGINT, 130, b"kvstore: interrupted\n"), (signal.SIGTERM, 143, b"")]
+    ("numbers", "code", "err"),
+    [
+        ([signal.SIGINT], 130, b"kvstore: interrupted\n"),
+        ([signal.SIGINT] * 3, 130, b"kvstore: interrupted\n"),
+        ([signal.SIGTERM], 143, b""),
+        ([signal.SIGTERM, signal.SIGINT], 143, b""),
+    ],
 )
-def test_interrupted_demo_cleans_up(tmp_path: Path, number: signal.Signals, code: int, err: bytes) -> None:
+def test_interrupted_demo_cleans_up(
+    tmp_path: Path, numbers: list[signal.Signals], code: int, err: bytes
+) -> None:
     with running_demo(tmp_path) as process:
-        process.send_signal(number)
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(0.02)  # two that come at once are one
         assert process.communicate(timeout=30) == (b"", err)
         assert process.returncode == code
     assert list(tmp_path.iterdir()) == []

@@ -78,7 +78,7 @@ def check_settled(store: Store) -> None:
         assert not tier.writing and not tier.overdue
         assert tier.reads.in_flight == tier.writes.in_flight == 0
         assert tier.ledger is None or tier.ledger.expected == 0
-    assert not store._futures
+    assert not store._jobs
     assert not planner._fetcher._waiters
     assert not planner._fetcher._blocked
     assert not planner._fetcher._probing

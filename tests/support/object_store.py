@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Bucket", "bucket", "moto_bucket", "moto_server", "seaweed_server"]
+__all__ = ["Bucket", "bucket", "free_ports", "moto_bucket", "moto_server", "seaweed_server"]
 
 _KEY = "fleet-access-key"
 _SECRET = "Zz9-fleet-secret-key-Zz9"  # distinctive: tests look for it where it must not be
@@ -156,7 +156,7 @@ def _seaweed(weed: str, folder: Path) -> Iterator[str]:
     }
     (folder / "identities.json").write_text(json.dumps({"identities": [identity]}))
     (folder / "data").mkdir()
-    s3, master, volume, filer = _free_ports(4)
+    s3, master, volume, filer = free_ports(4)
     command = [
         weed, "server", f"-dir={folder}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         "-s3", f"-s3.port={s3}", f"-s3.config={folder}/identities.json", f"-s3.localSocket={folder}/s3.sock",
@@ -192,7 +192,7 @@ def _await_answer(endpoint: str, process: subprocess.Popen[bytes], log: Path) ->
         time.sleep(0.1)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports at which nobody listens, nor at those that SeaweedFS derives from them."""
     found: list[int] = []
     while len(found) < count:

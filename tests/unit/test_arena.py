@@ -300,8 +300,7 @@ class TestPopulation:
         with Arena.create(1280 * MIB, MIB, pin="off") as made:
             seen = {made.populated}
             assert min(seen) >= 1024
-            while made.populated < made.slots:
-                slot = made.populated
+            while (slot := made.populated) < made.slots:
                 made.view(slot)[:4] = b"busy"  # ahead of the filling, which must not undo it
                 assert bytes(made.view(slot)[:4]) == b"busy"
                 seen.add(slot)

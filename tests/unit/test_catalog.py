@@ -146,9 +146,9 @@ def test_eviction_is_reported_before_the_slot_is_free() -> None:
     catalog = make(1)
     fill(catalog, A)
     seen = []
-    catalog.on_evict = lambda key, slot: seen.append((key, catalog.key(slot), catalog.free))
+    catalog.on_evict = lambda keys: seen.append((keys, [key in catalog.ready for key in keys], catalog.free))
     catalog.make_room(1, [B])
-    assert seen == [(A, A, 0)]
+    assert seen == [([A], [True], 0)]
     assert catalog.evictions == 1
 
 

@@ -62,7 +62,8 @@ def test_chunks_of_one_request_come_from_different_tiers() -> None:
     for batch in list(desk.batches):
         desk.answer(batch, OK)
     assert fetch.done and sorted(fetch.promoted) == [A, B, C, D]
-    assert [(event.kind, event.source) for event in desk.events()] == [("promoted", "")] * 4
+    told = [(event.kind, event.keys) for event in desk.events()]
+    assert told == [("promoted", (A, C)), ("promoted", (B, D))]
 
 
 def test_a_key_that_fails_on_one_tier_is_asked_of_the_next() -> None:

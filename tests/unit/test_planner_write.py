@@ -266,6 +266,27 @@ def test_a_tier_that_may_not_be_written_is_not_asked_again_for_a_deleted_key() -
     assert desk.fetch(A).missing == [A]
 
 
+def test_it_is_asked_again_once_the_key_has_been_stored_again() -> None:
+    desk = Desk(tier(write="off"))
+    desk.found(A, B)
+    desk.planner.delete([A, B], desk.now)
+    desk.store(A)
+    desk.planner.clear()
+    desk.fetch(A, B)
+    assert desk.asked(Verb.READ) == [[A]]
+
+
+def test_it_hides_the_latest_of_many_deleted_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.planner.erase._MOST_HIDDEN", 2)
+    desk = Desk(tier(write="off"))
+    desk.found(A, B, C)
+    for key in (A, B, A, C):
+        desk.planner.delete([key], desk.now)
+    assert list(desk.tiers[0].tombs) == [A, C]
+    desk.fetch(A, B, C)
+    assert desk.asked(Verb.READ) == [[B]]
+
+
 def test_delete_from_a_tier_that_is_down_fails_at_once() -> None:
     desk = Desk(tier())
     desk.tiers[0].writes.breaker.trip(desk.now)

@@ -15,7 +15,7 @@ import pytest
 from kvstore.backends import publish, retryable
 from kvstore.backends.base import BackendContext
 from kvstore.backends.posix import PosixBackend
-from kvstore.errors import BackendError, NamespaceMismatchError
+from kvstore.errors import BackendError, CorruptChunkError, NamespaceMismatchError
 from kvstore.testing.backend import make_key
 
 SIZE = 64 * 1024
@@ -183,6 +183,64 @@ def test_direct_io_takes_unaligned_memory(folder: Path) -> None:
     out = memoryview(mmap.mmap(-1, SIZE + 4096))[1 : SIZE + 1]
     assert backend.read_into(KEY, out) == SIZE
     assert out == slot
+
+
+# Payloads that are read and hashed in pieces.
+
+PIECE = 512 << 10
+LARGE = 3 * PIECE + 8192
+
+
+@pytest.fixture
+def large(folder: Path) -> PosixBackend:
+    backend = PosixBackend(BackendContext(b"f" * 16, b"{}", LARGE), str(folder))
+    backend.open()
+    return backend
+
+
+def make_large() -> memoryview:
+    slot = memoryview(mmap.mmap(-1, LARGE))
+    slot[:] = os.urandom(LARGE)
+    return slot
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE, LARGE - 1, LARGE])
+def test_payloads_of_several_pieces(large: PosixBackend, size: int) -> None:
+    slot, out = make_large(), make_large()
+    assert large.write(KEY, slot[:size])
+    assert large.read_into(KEY, out) == size
+    assert out[:size] == slot[:size]
+
+
+def test_short_transfers_of_several_pieces(large: PosixBackend, short_transfers: None) -> None:
+    slot, out = make_large(), make_large()
+    assert large.write(KEY, slot)
+    assert large.read_into(KEY, out) == LARGE
+    assert out == slot
+
+
+@pytest.mark.parametrize("place", [0, PIECE - 1, PIECE, 2 * PIECE + 5, LARGE - 1])
+def test_a_wrong_byte_in_any_piece_is_found(large: PosixBackend, folder: Path, place: int) -> None:
+    large.write(KEY, make_large())
+    with (folder / KEY.hex()[:2] / f"{KEY.hex()}.kv").open("r+b") as file:
+        file.seek(4096 + place)
+        byte = file.read(1)[0]
+        file.seek(4096 + place)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(CorruptChunkError):
+        large.read_into(KEY, make_large())
+
+
+@pytest.mark.parametrize("size", [PIECE, 2 * PIECE, LARGE])
+@pytest.mark.parametrize("change", [1, 4096, -1, -4096, -PIECE])
+def test_a_wrong_size_is_found_where_pieces_meet(
+    large: PosixBackend, folder: Path, size: int, change: int
+) -> None:
+    large.write(KEY, make_large()[:size])
+    path = folder / KEY.hex()[:2] / f"{KEY.hex()}.kv"
+    os.truncate(path, path.stat().st_size + change)
+    with pytest.raises(CorruptChunkError):
+        large.read_into(KEY, make_large())
 
 
 # File systems without hard links.

@@ -28,10 +28,21 @@ def _modules() -> list[str]:
     return [name for name in found if not any(part.startswith("_") for part in name.split("."))]
 
 
-MODULES = _modules()
-every_module = pytest.mark.parametrize(
-    "module", [importlib.import_module(name) for name in MODULES], ids=MODULES
-)
+def _load(name: str) -> Any:
+    """The module as a parameter; one that is skipped where what it needs, such as vLLM, is not installed."""
+    try:
+        module = importlib.import_module(name)
+        for lazy in getattr(module, "__all__", ()):
+            getattr(module, lazy, None)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("torch", "vllm"):
+            raise
+        return pytest.param(None, marks=pytest.mark.skip(reason=f"needs {missing} (tox -e vllm)"), id=name)
+    return pytest.param(module, id=name)
+
+
+every_module = pytest.mark.parametrize("module", [_load(name) for name in _modules()])
 
 
 def _defined(module: ModuleType) -> Iterator[str]:

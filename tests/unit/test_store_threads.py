@@ -137,7 +137,7 @@ def test_a_caller_that_waits_is_woken_by_what_another_releases(open_store: Calla
     store.put(A, b"x")
     lease = store.read([A])
     thread, outcome = in_thread(lambda: store.put(B, b"y", timeout=PATIENCE))
-    wait_for(lambda: store._leader)
+    wait_for(lambda: store._waiters.leader is not None)
     started = time.monotonic()
     lease.release()
     thread.join(PATIENCE)
@@ -239,7 +239,7 @@ def test_close_tells_those_who_wait(open_store: Callable[..., Store], plans: lis
     store = open_store("timeout=60s", rules=(Rule(Fault.HANG, "exists"),))
     job = store.prefetch([A])
     waiting = [in_thread(call) for call in (lambda: store.get(B), job.result, lambda: store.delete([C]))]
-    wait_for(lambda: plans[-1].log() != [] and store._leader)
+    wait_for(lambda: plans[-1].log() != [] and store._waiters.leader is not None)
     closer, closed = in_thread(lambda: store.close(timeout=0.2))
     closer.join(PATIENCE)
     assert closed == [True], "nothing was left to write"
@@ -252,7 +252,7 @@ def test_several_threads_close(open_store: Callable[..., Store], plans: list[Fau
     store = open_store("timeout=60s", rules=(Rule(Fault.HANG, "put"),))
     store.put(A, b"x")
     closers = [in_thread(lambda: store.close(timeout=PATIENCE)) for _ in range(2)]
-    wait_for(lambda: store._leader)
+    wait_for(lambda: store._waiters.leader is not None)
     assert store.close(timeout=0.05) is False, "the chunk is not written"
     for thread, _ in closers:
         thread.join(PATIENCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -307,17 +306,6 @@ def test_an_interrupt_leaves_no_lease_behind(scripted: Opener, monkeypatch: pyte
         store.get_many([A, B])  # A is held, B is looked for
     settle(store, engine)
     assert store.stats().leased == 0
-
-
-def test_an_interrupt_leaves_the_lock_free(scripted: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, engine, _ = scripted("")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine, "poll", _interrupt)
-        store.poll()
-    thread = threading.Thread(target=store.poll, daemon=True)
-    thread.start()
-    thread.join(10.0)
-    assert not thread.is_alive()
 
 
 def test_a_future_that_was_cancelled_behind_our_back(scripted: Opener) -> None:

@@ -1,0 +1,196 @@
+"""Answers of the manager about single keys, beyond what is in host memory: plans, and waiting for them.
+
+vLLM asks key by key, in walks (:mod:`.requests`). The first key of a walk that is not in host memory makes a
+plan for the whole request (:mod:`.promotion`); until the plan has ended the request waits.
+
+A call of the store may evict, and what was answered HIT must still be there when vLLM acts on it. So a plan
+that is made in the middle of a walk first holds what the request has in host memory, and no store is called
+once the plan has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, ReqContext
+
+from kvstore import Lookup, Store
+
+from .._compat import key_positions
+from ..config import AdapterConfig, AdapterTier
+from ..telemetry import Telemetry
+from .admission import read_wishes
+from .heads import GroupInfo, Heads, group_of
+from .promotion import Phase, Plan, Promoter
+from .requests import RequestState
+
+__all__ = ["Lookups"]
+
+_log = logging.getLogger(__name__)
+
+
+class Lookups:
+    """Requests and their plans.
+
+    Parameters
+    ----------
+    store : Store
+    config : AdapterConfig
+    groups : sequence of GroupInfo
+    telemetry : Telemetry
+
+    Attributes
+    ----------
+    waiting : set of str
+        Requests that wait for their plans.
+    """
+
+    def __init__(
+        self, store: Store, config: AdapterConfig, groups: Sequence[GroupInfo], telemetry: Telemetry
+    ) -> None:
+        self.waiting: set[str] = set()
+        self._store = store
+        self._resident = store.resident
+        self._config = config
+        self._groups = {group.index: group for group in groups}
+        self._windowed = {group.index for group in groups if group.window_chunks is not None}
+        self._telemetry = telemetry
+        self._promoter = Promoter(store, config.promote_budget, telemetry)
+        self._tiers = [tier for tier in config.tiers if tier.config.read]
+        self._requests: dict[str, RequestState] = {}
+        self._step = 0
+        self._went_on = -1
+        self._warned: set[str] = set()
+
+    # The life of a request.
+
+    def request(self, context: ReqContext) -> RequestState:
+        """State of a request, made when there is none."""
+        state = self._requests.get(context.req_id)
+        if state is None:
+            wishes = read_wishes(context.kv_transfer_params, self._config.min_priority, self._warned)
+            state = self._requests[context.req_id] = RequestState(wishes)
+        return state
+
+    def scheduled(self, request: str) -> None:
+        """A request needs no plan any more: it runs, or has to begin anew."""
+        state = self._requests.get(request)
+        if state is not None and state.plan is not None:
+            self._promoter.end(state.plan)
+            state.plan = None
+            self.waiting.discard(request)
+
+    def finished(self, request: str) -> None:
+        """A request has ended."""
+        self.scheduled(request)
+        self._requests.pop(request, None)
+
+    def reset(self, epoch: bytes) -> None:
+        """End all plans; from now on the store's keys end with `epoch`."""
+        for request in self._requests:
+            self.scheduled(request)
+        self._promoter.epoch = epoch
+
+    def computing(self, tokens: int) -> None:
+        """The engine computes so many tokens of a prompt in this step."""
+        self._promoter.estimator.computing(tokens)
+
+    def step(self) -> None:
+        """The engine's step ends."""
+        self._step += 1
+        self._promoter.step(self._store.clock())
+
+    # Answers.
+
+    def answer(self, key: bytes, context: ReqContext) -> LookupResult:
+        """Whether `key` can be loaded, or when it is worth asking again."""
+        state = self.request(context)
+        plan = state.plan
+        if plan is not None and plan.pending:
+            self._go_on()
+        if plan is None or not plan.pending:
+            if self._is_resident(key):
+                self.waiting.discard(context.req_id)
+                return LookupResult.HIT
+            plan = self._plan_anew(key, context, state)
+        if plan is None and state.seen_in == self._step:
+            return LookupResult.RETRY
+        if plan is None or not plan.pending:
+            self.waiting.discard(context.req_id)
+            return LookupResult.HIT if self._is_resident(key) else LookupResult.MISS
+        if not state.deferred:
+            state.deferred = True
+            self._telemetry.count("requests_deferred")
+        self.waiting.add(context.req_id)
+        return state.wait(key, self._step, self._windowed)
+
+    def _go_on(self) -> None:
+        """Take in what the tiers have done, and go on with all plans, once a step."""
+        if self._went_on != self._step:
+            self._went_on = self._step
+            self._store.poll()
+            self._promoter.go_on(self._store.clock())
+
+    def _plan_anew(self, key: bytes, context: ReqContext, state: RequestState) -> Plan | None:
+        """A plan for a request of which `key` is not in host memory; the one it has when that must do."""
+        before, now = state.plan, self._store.clock()
+        positions: Mapping[bytes, int] = key_positions(context)
+        deadline = (now if state.asked is None else state.asked) + self._config.lookup_timeout
+        if before is not None:
+            if before.phase is Phase.OVER and before.again <= now:
+                before = None
+            elif before.phase is Phase.ENDED and positions.get(key, 1 << 62) <= before.heads.start:
+                deadline = before.deadline  # the device has lost what was before the head
+            else:
+                return before
+        if now >= deadline or not self._may_load(key, context):
+            return before
+        heads = self._heads(key, positions, state)
+        if heads is None:
+            return before
+        state.asked = None
+        plan = state.plan = self._promoter.plan(heads, now, deadline)
+        if before is not None:
+            self._promoter.end(before)
+        return plan
+
+    def _heads(self, key: bytes, positions: Mapping[bytes, int], state: RequestState) -> Heads | None:
+        """The heads of a request that begin to miss at `key`; None when that can be part of none."""
+        groups: Mapping[int, GroupInfo] = self._groups
+        if not positions:
+            if state.seen_in in (None, self._step):
+                state.seen_in = self._step
+                state.seen[key] = None
+                state.asked = self._store.clock()
+                return None
+            groups = {index: GroupInfo(index, 1, None) for index in self._groups}
+            positions = {seen: place for place, seen in enumerate(state.seen, 1)}
+        group = groups.get(group_of(key))
+        if key not in positions or group is None or positions[key] % group.tokens_per_block:
+            return None
+        most = state.wishes.most_load
+        return Heads(positions, groups.values(), key, self._is_resident, most)
+
+    def _may_load(self, key: bytes, context: ReqContext) -> bool:
+        """Whether anything below host memory may be asked for this request."""
+        if not self._tiers:  # then it can only be on its way from the device
+            answer = self._store.lookup([key + self._promoter.epoch])
+            return answer[0] is not Lookup.MISS
+        allowed = [tier for tier in self._tiers if _allows(context, tier)]
+        if allowed and len(allowed) < len(self._tiers) and "kv_load_tiers" not in self._warned:
+            self._warned.add("kv_load_tiers")
+            _log.warning(
+                "kv_load_tiers: a request that allows some tiers and not others loads from none of them; "
+                "allow all of %s, or none",
+                ", ".join(tier.name for tier in self._tiers),
+            )
+        return len(allowed) == len(self._tiers)
+
+    def _is_resident(self, key: bytes) -> bool:
+        return key + self._promoter.epoch in self._resident
+
+
+def _allows(context: ReqContext, tier: AdapterTier) -> bool:
+    locality = None if tier.locality is None else Locality(tier.locality)
+    return bool(context.load_tier_filter.allows(Medium.STORAGE, locality))
