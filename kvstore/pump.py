@@ -56,7 +56,7 @@ class IdlePump:
 
     def __init__(self, store: Pumped) -> None:
         self._calls: SimpleQueue[None] = SimpleQueue()  # an Event could be left locked by Ctrl-C in a caller
-        self._asleep = False
+        self._asleep = True
         self._stopped = False
         self._store = weakref.ref(store, lambda _: self._calls.put(None))
         self._thread = threading.Thread(target=self._run, name="kvstore-pump", daemon=True)
@@ -75,6 +75,7 @@ class IdlePump:
             self._thread.join()
 
     def _run(self) -> None:
+        self._calls.get()
         while not self._stopped:
             self._asleep = True
             store = self._store()

@@ -103,6 +103,8 @@ class Serving:
         self._ending = threading.RLock()
         self._ended = False
         self._pump = IdlePump(self)
+        if gate is not None:
+            self._pump.wake()  # peers come unasked
         _served.add(self)
 
     def poll(self) -> None:

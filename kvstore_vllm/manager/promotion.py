@@ -188,7 +188,7 @@ class Promoter:
     # Locating.
 
     def _go_on_locating(self, plan: Plan, now: float) -> None:
-        """Take in answers; once the head is known, the plan is queued, or ends where nothing is to be done."""
+        """Take in answers; once the head is known, the plan is queued, or ends if there is nothing to do."""
         if not self._locate(plan):
             return
         del self._locating[plan]

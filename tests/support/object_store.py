@@ -29,8 +29,8 @@ __all__ = ["Bucket", "bucket", "free_ports", "moto_bucket", "moto_server", "seaw
 _KEY = "fleet-access-key"
 _SECRET = "Zz9-fleet-secret-key-Zz9"  # distinctive: tests look for it where it must not be
 _START_SECONDS = 30.0
-#: SeaweedFS listens at each port and 10,000 above it.
-_PORTS, _GRPC = range(20_000, 45_000), 10_000
+#: Below those that the kernel gives to whoever does not care. SeaweedFS listens at each and 10,000 above it.
+_PORTS, _GRPC = range(20_000, 32_000), 10_000
 
 
 @dataclass(frozen=True)

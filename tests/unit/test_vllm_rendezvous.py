@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import kvstore
 from kvstore import ClosedError, ConfigError, NoSpaceError
 from kvstore.arena import Arena
 from kvstore.config import HostConfig, StoreConfig, TierConfig
@@ -330,6 +331,23 @@ class TestStoreOverIt:
             assemble(config, arena=member.arena) as store,
         ):
             found = store.get(key)
+        assert found is not None
+        assert found[:CHUNK] == payload(key).ljust(CHUNK)
+
+    def test_peers_read_what_a_member_has_copied(self, name: str) -> None:
+        config = StoreConfig(host=HostConfig(capacity=CAPACITY, serve=":0"), chunk_size=SLOT)
+        key = chunk_key(1)
+        with (
+            join_here(name, 0) as worker,
+            join_here(name, None) as member,
+            assemble(config, arena=member.arena) as store,
+        ):
+            assert store.served_at is not None
+            with store.reserve([key]) as lease:
+                worker.arena.view(lease.slots[key])[:CHUNK] = payload(key).ljust(CHUNK)
+            url = store.served_at.replace("tcp://", "peer://")
+            with kvstore.open(f"ram://?capacity={CAPACITY}&pin=off", url, chunk_size=SLOT) as other:
+                found = other.get(key)
         assert found is not None
         assert found[:CHUNK] == payload(key).ljust(CHUNK)
 

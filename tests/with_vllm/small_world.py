@@ -1,7 +1,7 @@
 """A world without an engine around the manager: vLLM's own scheduler side of offloading, and little else.
 
-What is real: ``OffloadingConnectorScheduler`` with its walks, jobs and resets; the manager; the store. What is
-played here: the rest of vLLM's scheduler, a device whose blocks are a dict, and workers that copy between
+What is real: ``OffloadingConnectorScheduler`` with its walks, jobs and resets; the manager; the store. What
+is played here: the rest of vLLM's scheduler, a device whose blocks are a dict, and workers that copy between
 that device and the arena whenever the test says so, in any order. Every chunk has one right content, so a
 wrong slot shows when it is loaded.
 """
@@ -16,8 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from support.chunks import CHUNK
-from support.scripted import PAGE, Clock, ScriptedEngine
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
     TransferJob,
@@ -45,6 +43,8 @@ from kvstore_vllm.acks import AckWords
 from kvstore_vllm.config import AdapterConfig, parse
 from kvstore_vllm.manager import GroupInfo, KVStoreManager
 from kvstore_vllm.telemetry import Telemetry
+from support.chunks import CHUNK
+from support.scripted import PAGE, Clock, ScriptedEngine
 
 __all__ = ["TOKENS", "Prompt", "Rank", "World", "content", "group_keys", "open_scripted_world", "open_world"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from process_tree import Tree, engine_process, start_error
 from tiny_engines import BLOCK, CHUNK_BYTES, LENGTH, Engine, Outputs, offloading, open_engine, prompts
 
+import kvstore
+from kvstore.address import Address
 from support.object_store import free_ports
 from support.processes import wait_for
 
@@ -52,62 +55,67 @@ def first(llama: Path, expected: Outputs, tmp_path: Path, port: int) -> Iterator
 
 
 def hits(engine: Engine) -> int:
-    return engine.store.stats().tier("peer").hits
+    return int(engine.store.stats().tier("peer").hits)
 
 
-def test_an_engine_serves_what_only_another_has_computed(
-    llama: Path, expected: Outputs, first: Tree, port: int
+def is_up(engine: Engine) -> bool:
+    """Whether the peer has answered; it is asked again now and then for as long as it has not."""
+    engine.store.lookup([os.urandom(16)])
+    return engine.store.stats().tier("peer").breaker.read == "closed"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_serves_what_only_it_has_computed_until_it_is_gone(
+    llama: Path, expected: Outputs, first: Tree, port: int, how: int
 ) -> None:
-    with open_engine(llama, offloading(peer(port, storage_options=SECRET))) as engine:
+    """Afterwards the other computes, although it knows what was there: a reset keeps that knowledge."""
+    extra = offloading(peer(port, storage_options=SECRET), on_reset="keep")
+    with open_engine(llama, extra) as engine:
         assert engine.cached(prompts()[:1]) == [STORED]
         assert hits(engine) == CHUNKS
         assert engine.answers(prompts()) == expected
         assert engine.store.stats().tier("peer").writes == 0
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_without_the_other_it_computes(
-    llama: Path, expected: Outputs, first: Tree, port: int, how: int
-) -> None:
-    """Although it knows what the other had: a reset takes it from the device and from host memory only."""
-    extra = offloading(peer(port, storage_options=SECRET), on_reset="keep")
-    with open_engine(llama, extra) as engine:
-        assert engine.answers(prompts()) == expected
-        before = hits(engine)
-        assert before >= CHUNKS
         engine.reset()
+        before = hits(engine)
         for pid in first.living():
             os.kill(pid, how)
         assert engine.answers(prompts()) == expected
         assert hits(engine) == before
         engine.settle()
-        engine.reset()
         assert engine.answers(prompts()) == expected
 
 
-def test_engines_that_read_one_another_start_in_any_order(
+def test_engines_read_one_another_whichever_starts_first(
     llama: Path, expected: Outputs, tmp_path: Path
 ) -> None:
-    """The first is down for the other until it listens, and is found then."""
+    """The second is down for the first until it listens, and is found then."""
     here, there = free_ports(2)
-    extra = serving(there)
-    extra["secondary_tiers"].append({"type": "KVStoreTier", **peer(here)})
-    with engine_process(llama, tmp_path / "other", extra) as other:
-        ours = offloading(peer(there))
-        ours["tiers"][0] += f"&serve=:{here}"
-        with open_engine(llama, ours) as engine:
-            assert engine.answers(prompts()) == expected
-            engine.settle()
-            wait_for(lambda: other.ask("cached")[-1] == STORED, 60)
-            assert [tuple(answer) for answer in other.ask("answers")] == expected
+    ours = offloading(peer(there))
+    ours["tiers"][0] += f"&serve=:{here}"
+    theirs = serving(there)
+    theirs["secondary_tiers"].append({"type": "KVStoreTier", **peer(here)})
+    known, new = prompts()[:3], prompts()[3:]
+    with open_engine(llama, ours) as engine:
+        assert engine.answers(known) == expected[:3]
+        engine.settle()
+        with engine_process(llama, tmp_path / "second", theirs) as second:
+            found = second.ask("cached")
+            assert (found[0], found[3:]) == (STORED, [0] * len(new))
+            wait_for(lambda: is_up(engine), 60)
+            assert engine.cached(new[:1]) == [STORED]
+            assert hits(engine) == CHUNKS
+            assert [tuple(answer) for answer in second.ask("answers")] == expected
 
 
-def test_a_stranger_gets_nothing(llama: Path, expected: Outputs, first: Tree, port: int) -> None:
-    """Wrong credentials are a wrong configuration; the first engine goes on."""
-    wrong = offloading(peer(port, storage_options={"token": "not known to anybody"}))
-    assert "token" in start_error(llama, wrong)
-    assert [tuple(answer) for answer in first.ask("answers")] == expected
+def test_a_stranger_does_not_start(llama: Path) -> None:
+    """Wrong credentials are a wrong configuration."""
+    wrong = {"token": "not known to anybody"}
+    with kvstore.open("ram://?capacity=4MiB&pin=off", serve=":0", storage_options={"host": SECRET}) as owner:
+        assert owner.served_at is not None
+        port = Address.parse(owner.served_at).port
+        assert "token" in start_error(llama, offloading(peer(port, storage_options=wrong)))
 
 
-def test_an_address_that_is_taken_is_told_in_one_line(llama: Path, first: Tree, port: int) -> None:
-    assert f"cannot serve peers on tcp://127.0.0.1:{port}" in start_error(llama, serving(port))
+def test_an_address_that_is_taken_is_told_in_one_line(llama: Path, port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        assert f"cannot serve peers on tcp://127.0.0.1:{port}" in start_error(llama, serving(port))

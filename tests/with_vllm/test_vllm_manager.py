@@ -1,4 +1,4 @@
-"""The manager under vLLM's own scheduler side: what is stored comes back, from the host and from the tiers."""
+"""The manager under vLLM's own scheduler side: what is stored comes back, from host and tiers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def serve(world: World, name: str, path: range, **params: object) -> int:
     request = world.arrive(name, path, **params)
     loaded = 0
     for _ in range(2000):
-        found = world.ask(request) if request.state == "waiting" else None
-        loaded = max(loaded, found or 0)
         world.step()
+        if request.state == "loading":
+            loaded = request.num_computed_tokens
         world.settle()
         if request.state == "running":
             break
@@ -86,7 +86,7 @@ def test_what_the_device_has_is_not_promoted(make: Make) -> None:
     request = world.arrive("again", range(8))
     world.cached.update(request.block_hashes[:5])
     while world.ask(request) is None:
-        world.step()
+        world.step(room=0)
     assert set(world.store.resident) == set(group_keys(request)[5:])
 
 
@@ -104,7 +104,7 @@ def test_of_a_group_with_a_window_only_the_window_is_promoted(make: Make) -> Non
     forget(world)
     request = world.arrive("again", range(8))
     while world.ask(request) is None:
-        world.step()
+        world.step(room=0)
     windowed = [key for key in group_keys(request, 1) if key in world.store.resident]
     assert windowed == group_keys(request, 1)[-4:]  # the window, which may begin anywhere in its first chunk
 
@@ -232,7 +232,7 @@ def test_max_load_tokens_limits_what_is_promoted(make: Make) -> None:
     forget(world)
     request = world.arrive("again", range(8), max_load_tokens=3 * TOKENS)
     while (found := world.ask(request)) is None:
-        world.step()
+        world.step(room=0)
     assert found == 3 * TOKENS
     assert set(world.store.resident) == set(group_keys(request)[:3])
 
@@ -270,7 +270,7 @@ def test_a_hit_knows_its_source(make: Make) -> None:
     forget(world)
     request = world.arrive("tier", range(2))
     while world.ask(request) is None:
-        world.step()
+        world.step(room=0)
     world.step()
     context = world.scheduler._req_status["tier"].req_context
     assert world.manager.get_load_source(group_keys(request)[0], context) is CacheHitSource.DISK

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from small_world import TOKENS, Prompt, World, group_keys, open_scripted_world, open_world
-from support.scripted import Clock, ScriptedEngine
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
 
 from kvstore.engine.base import Verb
 from kvstore.testing.faults import Fault, FaultPlan, Rule
+from support.scripted import Clock, ScriptedEngine
 
 Scripted = tuple[World, ScriptedEngine, Clock]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from small_world import TOKENS, Prompt, World, group_keys, open_scripted_world
+
 from support.scripted import Clock, ScriptedEngine
 
 Scripted = tuple[World, ScriptedEngine, Clock]
@@ -88,9 +89,7 @@ def test_slots_of_dropped_stores_wait_for_their_workers() -> None:
         assert world.store.room == 2
         other = start(world, range(100, 106))
         assert world.store.room == 0
-        world.settle(
-            newest_first=True
-        )  # the dropped store comes last: had its slots been given away, it would show
+        world.settle(newest_first=True)  # the dropped store comes last
         world.finish(other)
         work(world, engine)
         assert world.store.room == 8

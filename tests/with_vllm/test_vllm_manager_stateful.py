@@ -17,10 +17,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from small_world import TOKENS, Prompt, World, open_scripted_world
+
 from support.scripted import Clock, ScriptedEngine
 
 _T = TypeVar("_T")
 _TIMEOUT = 5.0
+#: Windows of the groups in tokens; None for full attention.
+_WINDOWS = [(None,), (None, 2 * TOKENS), (None, None), (2 * TOKENS,), (None, TOKENS, 3 * TOKENS)]
+_PARAMS: list[dict[str, Any]] = [
+    {},
+    {"priority": 10},
+    {"max_load_tokens": 3 * TOKENS},
+    {"kv_load_tiers": []},
+]
 _names = itertools.count()
 _index = st.integers(0, 1 << 16)
 #: Prompts share prefixes: two conversations, each with a branch.
@@ -49,9 +58,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @initialize(
         slots=st.sampled_from([2, 6, 12, 24]),
-        windows=st.sampled_from(
-            [(None,), (None, 2 * TOKENS), (None, None), (2 * TOKENS,), (None, TOKENS, 3 * TOKENS)]
-        ),
+        windows=st.sampled_from(_WINDOWS),
         tiers=st.sampled_from([0, 1, 2]),
         policy=st.sampled_from(["lru", "arc", "priority"]),
         known=st.booleans(),
@@ -81,12 +88,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     # The engine.
 
-    @rule(
-        path=_paths,
-        params=st.sampled_from(
-            [{}, {"priority": 10}, {"max_load_tokens": 3 * TOKENS}, {"kv_load_tiers": []}]
-        ),
-    )
+    @rule(path=_paths, params=st.sampled_from(_PARAMS))
     @precondition(lambda self: len(self.world.requests) < 6)
     def arrive(self, path: tuple[int, ...], params: dict[str, Any]) -> None:
         self.world.arrive(f"r{next(_names)}", path, **params)
