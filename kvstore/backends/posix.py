@@ -204,8 +204,7 @@ class PosixBackend(FileBackend):
             created = self._publish(temp, target)
         finally:
             self._unlink_temp(temp)
-        if self._durability == "full":
-            self._sync_directory(os.path.dirname(target))
+        self._sync_directory(os.path.dirname(target))
         return created
 
     def _create_temp(self, temp: str, flags: int) -> int:

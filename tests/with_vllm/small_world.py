@@ -15,22 +15,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import torch
+from offloading_scheduler import TOKENS, make_scheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
     TransferJob,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
-from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadKey, make_offload_key
-from vllm.v1.kv_offload.config import (
-    OffloadingCacheConfig,
-    OffloadingConfig,
-    OffloadingGroupConfig,
-    OffloadingModelConfig,
-    OffloadingParallelConfig,
-)
+from vllm.v1.kv_offload.base import OffloadKey, make_offload_key
 from vllm.v1.request import RequestStatus
 
 from kvstore import Namespace, Store
@@ -47,9 +38,6 @@ from support.chunks import CHUNK
 from support.scripted import PAGE, Clock, ScriptedEngine
 
 __all__ = ["TOKENS", "Prompt", "Rank", "World", "content", "group_keys", "open_scripted_world", "open_world"]
-
-#: Tokens of a block, which is a chunk.
-TOKENS = 16
 
 
 def content(chunk_hash: bytes, group: int, version: int) -> bytes:
@@ -90,7 +78,7 @@ class Prompt:
 
     def is_finished(self) -> bool:
         """Whether it has ended."""
-        return RequestStatus.is_finished(self.status)
+        return bool(RequestStatus.is_finished(self.status))
 
 
 @dataclass(eq=False)
@@ -169,7 +157,7 @@ class World:
             for index, window in enumerate(windows)
         ]
         self.manager = KVStoreManager(store, self.acks, config, groups, self.telemetry, kv_events=True)
-        self.scheduler = _make_scheduler(self.manager, windows)
+        self.scheduler = make_scheduler(self.manager, windows)
         self.rank = Rank(self)
         self.device: dict[int, bytes] = {}
         self.version = 0
@@ -194,6 +182,7 @@ class World:
         while local < len(request.path) and request.block_hashes[local] in self.cached:
             local += 1
         request.num_computed_tokens = local * TOKENS
+        found: int | None
         found, _ = self.scheduler.get_num_new_matched_tokens(request, request.num_computed_tokens)
         return found
 
@@ -247,7 +236,7 @@ class World:
         status = self.scheduler._jobs.get(job_id)
         request = None if status is None else self.requests.get(status.req_id)
         self.scheduler.update_connector_output(
-            SimpleNamespace(kv_connector_worker_meta=OffloadingWorkerMetadata({job_id: 1}))  # type: ignore[arg-type]
+            SimpleNamespace(kv_connector_worker_meta=OffloadingWorkerMetadata({job_id: 1}))
         )
         if status is not None and not status.is_store and request is not None:
             request.state = "loaded"
@@ -293,7 +282,8 @@ class World:
 
     def _end_of_step(self, started: Sequence[Prompt], preempted: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         started = [*started, *(r for r in self.requests.values() if r.state == "loaded")]
-        new, resumed = [], []
+        new: list[Prompt] = []
+        resumed: list[Prompt] = []
         for request in started:
             request.state, request.status = "running", RequestStatus.RUNNING
             (resumed if request.resumed else new).append(request)
@@ -316,7 +306,7 @@ class World:
             kv_connector_block_state=None,
             kv_cache_block_copies=None,
         )
-        meta = self.scheduler.build_connector_meta(output)  # type: ignore[arg-type]
+        meta = self.scheduler.build_connector_meta(output)
         self._finished.clear()
         self._flush = set(meta.jobs_to_flush or ())
         self.rank.submit(meta.load_jobs, is_store=False)
@@ -331,62 +321,6 @@ class World:
                     self.device[blocks[chunk].block_id] = content(
                         request.block_hashes[chunk], group, self.version
                     )
-
-
-class _Spec(OffloadingSpec):  # type: ignore[misc]
-    """Hands out a manager that is there already."""
-
-    def __init__(self, config: OffloadingConfig, manager: OffloadingManager) -> None:
-        super().__init__(config)
-        self._manager = manager
-
-    def get_manager(self) -> OffloadingManager:
-        return self._manager
-
-    def get_worker(self, kv_caches: Any) -> Any:
-        raise NotImplementedError
-
-
-def _make_scheduler(
-    manager: OffloadingManager, windows: Sequence[int | None]
-) -> OffloadingConnectorScheduler:
-    config = OffloadingConfig(
-        groups=tuple(OffloadingGroupConfig(TOKENS, (f"layer {i}",), i) for i in range(len(windows))),
-        worker_kv_bytes_per_block=CHUNK,
-        enable_kv_cache_events=True,
-        extra_config={},
-        engine_id="small world",
-        model=OffloadingModelConfig("tiny", "float32"),
-        cache=OffloadingCacheConfig(tokens_per_hash=TOKENS, blocks_per_chunk=1),
-        parallel=OffloadingParallelConfig(
-            rank=0,
-            world_size=1,
-            tp_size=1,
-            pp_size=1,
-            pcp_size=1,
-            dcp_size=1,
-            data_parallel_index=0,
-            data_parallel_size=1,
-            data_parallel_rank_local=None,
-            is_parallelism_agnostic=False,
-        ),
-    )
-    shape = {"block_size": TOKENS, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-    specs = [
-        FullAttentionSpec(**shape) if window is None else SlidingWindowSpec(**shape, sliding_window=window)
-        for window in windows
-    ]
-    vllm_config = SimpleNamespace(
-        cache_config=SimpleNamespace(prefix_cache_retention_interval=None, enable_prefix_caching=True),
-        speculative_config=None,
-        parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
-    )
-    groups = [KVCacheGroupSpec([f"layer {index}"], spec) for index, spec in enumerate(specs)]
-    return OffloadingConnectorScheduler(
-        _Spec(config, manager),
-        vllm_config,  # type: ignore[arg-type]
-        SimpleNamespace(kv_cache_groups=groups),  # type: ignore[arg-type]
-    )
 
 
 def _parse(tiers: Sequence[str], slots: int, options: dict[str, Any]) -> AdapterConfig:

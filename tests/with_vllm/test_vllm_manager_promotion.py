@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import pytest
 from small_world import TOKENS, Prompt, World, group_keys, open_scripted_world, open_world
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, ScheduleEndContext
 
+from kvstore import Lookup
 from kvstore.engine.base import Verb
 from kvstore.testing.faults import Fault, FaultPlan, Rule
 from support.scripted import Clock, ScriptedEngine
@@ -145,7 +147,12 @@ def test_nothing_in_the_tiers_is_found_out_once(scripted: Scripted, monkeypatch:
     run(engine, Verb.PROBE)
     lookups: list[int] = []
     lookup = world.store.lookup
-    monkeypatch.setattr(world.store, "lookup", lambda keys: lookups.append(len(keys)) or lookup(keys))
+
+    def counted(keys: Sequence[bytes]) -> list[Lookup]:
+        lookups.append(len(keys))
+        return lookup(keys)
+
+    monkeypatch.setattr(world.store, "lookup", counted)
     assert world.step(room=0) == []
     found_out = sum(lookups)
     for _ in range(5):
@@ -349,7 +356,9 @@ def test_without_positions_the_first_walk_tells_the_keys(
 
 
 @pytest.mark.parametrize("verb", ["exists", "get"])
-def test_a_hung_tier_is_served_by_recompute(tmp_path_factory: pytest.TempPathFactory, verb: str) -> None:
+def test_a_hung_tier_is_served_by_recompute(
+    tmp_path_factory: pytest.TempPathFactory, verb: Literal["exists", "get"]
+) -> None:
     folder = tmp_path_factory.mktemp("tier")
     before = open_world(f"file://{folder}", engine="threads")
     prompt = before.arrive("first", range(8))

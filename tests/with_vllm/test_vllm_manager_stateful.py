@@ -200,6 +200,13 @@ class ManagerMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
+    @rule()
+    def nobody_answers(self) -> None:
+        """The deadline of whoever waits passes."""
+        self.step(0)
+        self.clock.advance(_TIMEOUT)
+        self.step(0)
+
     # What is always true.
 
     @invariant()
