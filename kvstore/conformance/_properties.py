@@ -24,7 +24,7 @@ from ._trial import Trial, make_slot
 __all__ = ["PROPERTIES", "Finding", "Property", "examine_property"]
 
 #: A deadline (seconds) that no network meets, and how long it may take to notice.
-_SHORT, _NOTICED = 1e-6, 2.0  # seconds; no answer over a network comes so soon, however late one looks
+_SHORT, _NOTICED = 1e-6, 2.0
 #: Difference of clocks (seconds) that does not matter.
 _SKEW = 60.0
 
@@ -284,9 +284,7 @@ def _manifest(trial: Trial) -> str:
 
 
 def _deadline(trial: Trial) -> str:
-    hasty = msgspec.structs.replace(
-        trial.tier, timeout=_SHORT, retries=0
-    )  # pauses between tries are no matter here
+    hasty = msgspec.structs.replace(trial.tier, timeout=_SHORT, retries=0)  # no pauses between tries
     started = time.monotonic()
     try:
         with closing(create(hasty, trial.namespace)) as client:
