@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import wait
+from contextlib import suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -22,10 +23,10 @@ from botocore.utils import parse_timestamp
 from fsspec.asyn import get_loop
 from s3fs import S3FileSystem
 
-from ..errors import ClosedError
+from ..errors import ClosedError, ConfigError
 from ._s3_errors import explain, without_user
 
-__all__ = ["Client"]
+__all__ = ["Client", "age_of", "server_time"]
 
 #: Share of the tier's timeout an operation may take: it ends before the engine takes the worker for hung.
 _OPERATION = 0.8
@@ -57,6 +58,8 @@ class Client:
 
     Attributes
     ----------
+    url : str
+    concurrency : int
     bucket, prefix : str
         From the URL; known when connected.
     """
@@ -64,7 +67,8 @@ class Client:
     def __init__(
         self, url: str, options: Mapping[str, Any], *, timeout: float, retries: int, concurrency: int
     ) -> None:
-        self._url = url
+        self.url = url
+        self.concurrency = concurrency
         self._options = _options(options, timeout=timeout, retries=retries, concurrency=concurrency)
         self._usual_patience = _OPERATION * timeout
         self._patience = _OPENING
@@ -88,8 +92,8 @@ class Client:
             parsers = self._fs.session.get_component("response_parser_factory")
             parsers.set_parser_defaults(timestamp_parser=_read_time)
         except Exception as error:
-            raise explain(error, self._url, "") from None
-        self.bucket, self.prefix, _ = self._fs.split_path(self._url)
+            raise explain(error, self.url, "") from None
+        self.bucket, self.prefix, _ = self._fs.split_path(self.url)
         self._endpoint = without_user(self._session.meta.endpoint_url)
         self._session.meta.events.register("needs-retry.s3", self._note_attempt)
 
@@ -98,6 +102,11 @@ class Client:
         self._trouble = caught_exception
         if caught_exception is None:  # there is a server
             self._patience = self._usual_patience
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has been connected, and not been closed since."""
+        return not self._closed
 
     def run(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
         """Wait for ``function(*arguments)``, a coroutine on the loop.
@@ -113,7 +122,7 @@ class Client:
 
     async def _bounded(self, function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
         if self._closed:
-            raise ClosedError(f"{self._url}: the client is closed")
+            raise ClosedError(f"{self.url}: the client is closed")
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -121,11 +130,22 @@ class Client:
             async with asyncio.timeout(self._patience):
                 return await function(*arguments)
         except TimeoutError as error:
-            raise explain(self._trouble or error, self._url, self._endpoint) from None
+            raise explain(self._trouble or error, self.url, self._endpoint) from None
         except asyncio.CancelledError:
-            raise ClosedError(f"{self._url}: the client was closed meanwhile") from None
+            raise ClosedError(f"{self.url}: the client was closed meanwhile") from None
         finally:
             self._tasks.discard(task)
+
+    def begin(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """On the loop: begin ``function(*arguments)``; nobody waits for its end, and its failure is none."""
+
+        async def attempt() -> None:
+            with suppress(ConfigError, OSError):
+                await self._bounded(function, *arguments)
+
+        task = asyncio.ensure_future(attempt())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Make one request about the bucket.
@@ -149,7 +169,7 @@ class Client:
         try:
             answer: dict[str, Any] = await self._fs._call_s3(operation, Bucket=self.bucket, **arguments)
         except Exception as error:
-            raise explain(error, self._url, self._endpoint) from None
+            raise explain(error, self.url, self._endpoint) from None
         return answer
 
     async def read(self, body: Any, size: int) -> bytes:
@@ -163,7 +183,7 @@ class Client:
         try:
             data: bytes = await body.read(size)
         except Exception as error:
-            raise explain(error, self._url, self._endpoint) from None
+            raise explain(error, self.url, self._endpoint) from None
         return data
 
     def close(self) -> None:
@@ -213,3 +233,13 @@ def _read_time(value: Any) -> datetime:
             pass
     time: datetime = parse_timestamp(value)
     return time
+
+
+def server_time(answer: Mapping[str, Any]) -> float:
+    """When the server has answered, in seconds since the epoch, by its own clock."""
+    return _read_time(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+
+
+def age_of(answer: Mapping[str, Any]) -> float:
+    """Seconds since the object of an answer was written, by the clock of the server."""
+    return server_time(answer) - float(answer["LastModified"].timestamp())

@@ -8,6 +8,8 @@ Requests of each verb:
 - *write*: one PUT with the condition that the object be new (``If-None-Match: *``), so that the first writer
   wins. The body is sent from the buffers. Where a server ignores or refuses the condition, which :meth:`open`
   finds out, a HEAD goes ahead: of writers at the same moment the last one's bytes stay.
+- *touch*, in a tier with limits: one CopyObject of an object onto itself, after a read of one that was
+  written or touched more than an hour ago. Its time of modification then says when it was last used.
 - *delete*: one DeleteObjects for up to 1000 keys.
 - *scan*: one ListObjectsV2 for each 1000 objects.
 
@@ -19,24 +21,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .. import frame
 from ..errors import ConfigError
-from ._s3_client import Client
+from ._s3_body import PIECE, Body
+from ._s3_client import Client, age_of
 from ._s3_errors import ObjectExistsError, S3Error
+from ._s3_versions import VersionedObjects
 from .base import BackendContext, Capabilities
 from .files import FileBackend
 from .layout import MANIFEST, Entry, aside_name, classify, is_namespace, object_name
 
 __all__ = ["S3Backend", "namespaces"]
 
-#: Bytes that go to or come from a socket at a time.
-_PIECE = 256 << 10
 #: Keys in a request that deletes.
 _MOST_KEYS = 1000
+#: Seconds: the precision of "last used".
+_STAMP_EVERY = 3600.0
 #: Longest pause (seconds) before a write is repeated that met another of the same key.
 _PAUSE = 0.05
 _CONFLICT, _RANGE_NOT_SATISFIABLE, _NOT_IMPLEMENTED = 409, 416, 501
@@ -62,6 +66,8 @@ class S3Backend(FileBackend):
         Further attempts of the client at a request that failed.
     concurrency : int
         Requests and connections at a time.
+    stamp : bool
+        Whether an object that is read is touched.
     """
 
     capabilities = Capabilities(atomic_create=True, first_writer_wins=True, quarantine=True, retries=True)
@@ -76,8 +82,10 @@ class S3Backend(FileBackend):
         timeout: float = 10.0,
         retries: int = 2,
         concurrency: int = 16,
+        stamp: bool = False,
     ) -> None:
         super().__init__(context)
+        self._stamp = stamp
         self._directory = directory
         self._concurrency = concurrency
         self._conditional = True
@@ -105,9 +113,13 @@ class S3Backend(FileBackend):
         if stored is None:  # somebody has removed the namespace just now
             return False
         try:
-            return self._conditional and not await self._create(MANIFEST, _Body(memoryview(stored)))
+            return self._conditional and not await self._create(MANIFEST, Body(memoryview(stored)))
         except ConfigError:  # a reader's credentials: there will be no writes
             return False
+
+    def versioned(self) -> VersionedObjects:
+        """Small objects of the namespace that several change together, by way of this backend's client."""
+        return VersionedObjects(self._client, self._directory)
 
     def attach(self) -> None:
         """Build the client."""
@@ -165,7 +177,15 @@ class S3Backend(FileBackend):
             return 0  # an empty object has no first byte
         size = _size_of(answer)
         await self._receive(answer["Body"], [header, payload], min(size, wanted))
+        if self._stamp and age_of(answer) > _STAMP_EVERY:
+            self._client.begin(self._touch, name)
         return size
+
+    async def _touch(self, name: str) -> None:
+        source = {"Bucket": self._client.bucket, "Key": self._path(name)}
+        await self._client.call(
+            "copy_object", Key=self._path(name), CopySource=source, MetadataDirective="REPLACE"
+        )
 
     async def _receive(self, body: Any, buffers: Sequence[memoryview], size: int) -> None:
         """Fill `buffers` in turn with the first `size` bytes of a body."""
@@ -175,7 +195,7 @@ class S3Backend(FileBackend):
                 size -= here
                 done = 0
                 while done < here:
-                    data = await self._client.read(body, min(_PIECE, here - done))
+                    data = await self._client.read(body, min(PIECE, here - done))
                     if not data:
                         raise S3Error("an object's body is shorter than announced", retryable=True)
                     buffer[done : done + len(data)] = data
@@ -191,9 +211,9 @@ class S3Backend(FileBackend):
 
     def put_object(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
         """Create an object from the buffers: one PUT."""
-        return self._client.run(self._create, object_name(key), _Body(header, payload))
+        return self._client.run(self._create, object_name(key), Body(header, payload))
 
-    async def _create(self, name: str, body: _Body) -> bool:
+    async def _create(self, name: str, body: Body) -> bool:
         if not self._conditional and await self._is_there(name):
             return False
         while True:
@@ -212,7 +232,7 @@ class S3Backend(FileBackend):
             else:
                 return True
 
-    async def _is_ours(self, name: str, body: _Body) -> bool:
+    async def _is_ours(self, name: str, body: Body) -> bool:
         """Whether an object is what an earlier attempt has written, the answer to which was lost."""
         start = body.start(frame.HEADER_SIZE)
         stored = memoryview(bytearray(len(start)))
@@ -234,12 +254,16 @@ class S3Backend(FileBackend):
             raise S3Error(f"{len(errors)} of {len(names)} objects cannot be deleted: {codes}")
 
     def set_aside(self, name: str) -> bool:
-        """Copy an object to ``quarantine/`` and delete it; False where that cannot be done."""
+        """Copy an object to ``quarantine/`` and delete it; False where that fails, or where it is sound."""
         return self._succeeds(self._move, name, aside_name(name))
 
     async def _move(self, name: str, target: str) -> None:
         source = {"Bucket": self._client.bucket, "Key": self._path(name)}
         await self._client.call("copy_object", Key=self._path(target), CopySource=source)
+        moved = await self._read_small(target)
+        if moved is not None and self.is_sound(name, moved):
+            await self._client.call("delete_object", Key=self._path(target))
+            raise S3Error("a sound object stays where it is")
         await self._client.call("delete_object", Key=self._path(name))
 
     def remove_file(self, name: str) -> bool:
@@ -280,46 +304,10 @@ class S3Backend(FileBackend):
 
     def create_file(self, name: str, data: bytes) -> bool:
         """Create an object in the way that chunks are created."""
-        return self._client.run(self._create, name, _Body(memoryview(data)))
+        return self._client.run(self._create, name, Body(memoryview(data)))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
-
-
-class _Body:
-    """Buffers as the body of a request: sent piece by piece, without a copy.
-
-    A file for botocore, which may want to sign it and to send it again; an asynchronous iterable for aiohttp.
-    """
-
-    def __init__(self, *buffers: memoryview) -> None:
-        self._buffers = buffers
-        self._at = 0
-
-    def __len__(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers)
-
-    async def __aiter__(self) -> AsyncIterator[memoryview]:
-        for buffer in self._buffers:
-            for start in range(0, buffer.nbytes, _PIECE):
-                yield buffer[start : start + _PIECE]
-
-    def start(self, size: int) -> bytes:
-        """The first `size` bytes, of a first buffer that has them."""
-        return bytes(self._buffers[0][:size])
-
-    def read(self, size: int = -1) -> bytes:
-        rest = b"".join(self._buffers)[self._at :]
-        data = rest if size < 0 else rest[:size]
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, len(self))[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
 
 
 def namespaces(
@@ -369,7 +357,7 @@ async def _read_small(client: Client, path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     pieces = []
-    while piece := await client.read(answer["Body"], _PIECE):
+    while piece := await client.read(answer["Body"], PIECE):
         pieces.append(piece)
     return b"".join(pieces)
 

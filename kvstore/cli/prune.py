@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..units import parse_duration, parse_size
 from ._options import Json, Namespace, StorageOptions, Url, one_tier
 from ._output import emit, progress, size
-from ._spaces import select
+from ._spaces import nothing_in, select
 
 __all__ = ["run"]
 
@@ -46,8 +46,9 @@ def run(
 ) -> int:
     """Delete the chunks of a tier that were used least recently, or whole namespaces that nobody uses.
 
-    Stores may be at work in the tier: to them a deleted chunk is a miss. On object storage the time of last
-    use is not known, and that of creation counts. Exits with 1 when something could not be deleted.
+    Stores may be at work in the tier: to them a deleted chunk is a miss. Where no store notes what it
+    reads, as in a bucket without limits, the time of creation counts. Exits with 1 when something could not
+    be deleted.
     """
     tier = one_tier(url, storage_option)
     limit = _read("--to", parse_size, to)
@@ -97,6 +98,9 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 
 
 def _show(console: Console, report: dict[str, Any], outcomes: list[Outcome]) -> None:
+    if not outcomes:
+        console.print(escape(nothing_in(report["url"])), soft_wrap=True)
+        return
     verb = "would delete" if report["dry_run"] else "deleted"
     for outcome in outcomes:
         if outcome.chunks or outcome.gone or outcome.errors:

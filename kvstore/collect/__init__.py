@@ -1,12 +1,16 @@
-"""Limits that the instances of a shared directory keep to together; ``docs/explanation/shared-capacity.md``.
+"""Limits that the instances of a shared directory or bucket keep to together;
+``docs/explanation/shared-capacity.md``.
 
 ============ ==============================================================
 limits       what a tier may take, and when to make room
 report       what an instance tells its collector, and hears back
-accounting   the shared books of a namespace
+accounting   what a namespace holds, and what each instance was granted
 survey       how much is there, and what was used least recently
-collector    turns of the one who collects
+books        where accounts are kept, and who has the lead
 lock         locks that the kernel frees at death
+directory    books in a directory
+bucket       books in a bucket
+collector    turns of the one who collects
 prune        the same from the command line, for any storage
 ============ ==============================================================
 """

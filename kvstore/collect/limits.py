@@ -10,8 +10,13 @@ from ..ledger import object_size
 if TYPE_CHECKING:
     from ..config import TierConfig
 
-__all__ = ["Free", "Limits", "is_shared"]
+__all__ = ["GRANT_SECONDS", "SHARED", "Free", "Limits", "is_shared"]
 
+SHARED = frozenset({"file", "s3", "s3a"})
+"""Schemes of tiers whose limits instances keep together; elsewhere each has a ``capacity`` for itself."""
+
+GRANT_SECONDS = 30.0
+"""How long a grant in a bucket is good for, without another answer of the collector."""
 #: Share of a capacity between two watermarks, and between the higher one and the capacity.
 _STEP = 20
 
@@ -19,7 +24,7 @@ _STEP = 20
 def is_shared(tier: TierConfig) -> bool:
     """Whether the instances that write to `tier` keep to its limits together."""
     limits = (tier.capacity, tier.min_free, tier.ttl)
-    return tier.scheme == "file" and tier.write != "off" and any(limit is not None for limit in limits)
+    return tier.scheme in SHARED and tier.write != "off" and any(limit is not None for limit in limits)
 
 
 class Free(NamedTuple):
@@ -37,6 +42,11 @@ class Free(NamedTuple):
         return cls(
             found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, found.f_favail, found.f_files
         )
+
+    @classmethod
+    def endless(cls) -> Self:
+        """Room on object storage."""
+        return cls(1 << 62, 0, 0, 0)
 
 
 class Limits(NamedTuple):

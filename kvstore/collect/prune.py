@@ -1,12 +1,12 @@
 """Deletes what was used least recently, or not for long, from namespaces on any storage; and whole namespaces
 that nobody uses.
 
-Time of last use is the time of modification: stores stamp the files that they read. Object storage has no
-such stamps, and there it is the time of creation. Where instances share limits, pruning takes the place of
-the collector, so that the books stay right.
+Time of last use is the time of modification: stores stamp what they read; in a bucket, those with limits do.
+Where nobody does, it is the time of creation. Where instances share limits, pruning takes the place of the
+collector, so that the books stay right.
 """
 
-# ruff: noqa: PTH106, PTH112 - system calls by their names
+# ruff: noqa: PTH106 - system calls by their names
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-from ..backends.layout import ACCOUNTING, MANIFEST, Kind, is_namespace
+from ..backends.layout import MANIFEST, Kind, is_namespace
 from ..config import TierConfig
 from ..errors import BackendError
 from ..scan import Finding, Space, Status, scan, spaces
-from .accounting import Books
-from .collector import LOCK
+from .accounting import Accounts
+from .books import Books
+from .collector import books_of
 from .survey import Oldest
 
-__all__ = ["MOST_AT_ONCE", "Outcome", "books_of", "prune", "prune_orphaned"]
+__all__ = ["MOST_AT_ONCE", "Outcome", "find_books", "prune", "prune_orphaned"]
 
 MOST_AT_ONCE = 1 << 19
 """Objects that one round of pruning remembers, some 100 MB of them."""
@@ -65,12 +67,16 @@ class Outcome:
     errors: list[str] = field(default_factory=list)
 
 
-def books_of(tier: TierConfig, directory: str) -> Books | None:
-    """The books of a namespace; None when its instances share no limits."""
-    path = f"{tier.path.rstrip('/')}/{directory}"
-    if tier.scheme != "file" or not os.path.isdir(f"{path}/{ACCOUNTING}"):
+def find_books(tier: TierConfig, directory: str) -> tuple[Books, Accounts] | None:
+    """The books of a namespace, open, and what they say; None when its instances share no limits."""
+    books = books_of(tier, directory)
+    if books is None:
         return None
-    return Books(path, tier.mode)
+    accounts = books.read()
+    if accounts is None:
+        books.close()
+        return None
+    return books, accounts
 
 
 def prune(
@@ -212,6 +218,9 @@ class _Pruning:
         with _alone(self._tier, space, dry_run=self._dry_run) as books:
             for start in range(0, len(rows), _BATCH):
                 some = rows[start : start + _BATCH]
+                if books is not None and not books.keep_lead():
+                    outcome.errors.append("a collector has taken over meanwhile: prune again")
+                    break
                 if not self._dry_run:
                     try:
                         space.backend.delete([key for key, _ in some])
@@ -224,8 +233,7 @@ class _Pruning:
                 outcome.kept_chunks -= len(some)
                 outcome.kept_size -= size
                 if books is not None:
-                    with books.edit() as accounts:
-                        accounts.removed(len(some), size)
+                    books.change(partial(_enter, books, len(some), size))
                 self._note(outcome.chunks, f"{outcome.chunks:,} chunks deleted")
         return outcome.chunks - before
 
@@ -237,31 +245,38 @@ def _select(tier: TierConfig, namespace: str | None) -> Iterator[Space]:
 @contextmanager
 def _alone(tier: TierConfig, space: Space, *, dry_run: bool = False) -> Iterator[Books | None]:
     """Be the one who collects; gives the books, if there are any to be kept."""
-    books = None if dry_run else books_of(tier, space.directory)
-    if books is None:
+    found = None if dry_run else find_books(tier, space.directory)
+    if found is None:
         yield None
         return
-    lock = books.lock(LOCK)
-    if not lock.acquire(_PATIENCE):
-        raise BackendError(f"{lock.path}: a collector has been at work for {_PATIENCE:g} s", retryable=True)
+    books, _ = found
     try:
+        if not books.take_lead(_PATIENCE):
+            raise BackendError(
+                f"{space.directory}: a collector has been at work for {_PATIENCE:g} s", retryable=True
+            )
         yield books
+        books.change(books.lay_down)
     finally:
-        lock.release()
+        books.close()
+
+
+def _enter(books: Books, chunks: int, size: int, accounts: Accounts) -> None:
+    if books.leads(accounts):
+        accounts.removed(chunks, size)
 
 
 def _last_use(tier: TierConfig, space: Space, outcome: Outcome, note: _Note) -> float:
-    """When a namespace was last used, by what is stamped there; counts what it holds."""
-    books = books_of(tier, space.directory)
-    if books is not None and books.is_used():
-        last = time.time()
+    """When a namespace was last used, by what is stamped there, or without end; counts what it holds."""
+    found = find_books(tier, space.directory)
+    if found is not None and found[0].is_used():
+        last = float("inf")
     else:
-        last = max(
-            (entry.mtime for entry in space.backend.entries("n") if entry.kind is Kind.MANIFEST), default=0.0
-        )
-        if books is not None:
-            with suppress(FileNotFoundError):
-                last = max(last, books.now())
+        manifests = (entry.mtime for entry in space.backend.entries("n") if entry.kind is Kind.MANIFEST)
+        last = max(manifests, default=0.0)
+    if found is not None:
+        last = max(last, found[0].last_change())
+        found[0].close()
     for number, finding in enumerate(scan(space, read=False), 1):
         last = max(last, finding.mtime)
         if finding.status is Status.LISTED:

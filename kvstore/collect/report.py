@@ -32,7 +32,8 @@ class Report(NamedTuple):
     created, created_bytes, deleted, deleted_bytes : int
         Objects that it has created and deleted, and their bytes on storage, since it was opened.
     unsure : int
-        Deletions among them, and others, of which the instance does not know how much they deleted.
+        Deletions among them, and others, of which the instance does not know how much they deleted; and
+        objects among the created ones of which it does not know whether they are there.
     claimed : int
         Bytes granted earlier that are being written, or not spent yet.
     least, needed, wanted : int

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ..collect.limits import GRANT_SECONDS
 from ..collect.report import Answer, Report, Row
 from ..engine.base import Result, Status
 from ..ledger import object_size
@@ -20,8 +21,10 @@ __all__ = ["Outlet", "SharedGate"]
 
 #: Seconds from one question to the next: while nothing else happens, after a write, when nothing was granted.
 _USUALLY, _AFTER_A_WRITE, _AFTER_A_REFUSAL = 1.0, 0.2, 0.03
+#: How much longer these are on object storage, where every question is a few requests.
+_REMOTE = 5.0
 #: How much longer than it has worked a collector rests that no write waits for.
-_REST = 4.0
+_REST = 9.0
 #: Seconds for which writes wait for room.
 _PATIENCE = 2.0
 #: Objects for which a busy instance has a grant in hand, and the share of a capacity that this may be.
@@ -55,6 +58,8 @@ class SharedGate:
         self._work_due = 0.0  # a collector rests until then, unless writes wait
         self._outlet = outlet
         self._tally = tally
+        self._scale = _REMOTE if tier.remote else 1.0
+        self._asked_at = self._heard = 0.0  # the last question, and the last one that was answered
         self._grant = 0  # bytes that may be passed on
         self._expected = 0  # bytes that were passed on and have not ended
         self._sent: Report | None = None  # the last report
@@ -72,6 +77,8 @@ class SharedGate:
 
     def open(self, now: float) -> None:
         """Let writes pass while they are granted; drop what has no hope."""
+        if self.tier.remote and now - self._heard > GRANT_SECONDS:
+            self._grant = 0  # this process was stopped: the others may count it among the dead
         down = self.tier.writes.breaker.blocked(now) or self.tier.upkeep.breaker.blocked(now)
         capacity = self.tier.config.capacity
         while self.held:
@@ -83,13 +90,14 @@ class SharedGate:
             elif down or self._shut or (capacity is not None and size > capacity):
                 self._outlet.on_dropped(self.tier, self.held.popleft())
             else:
-                self.due = now
+                if self._refused_since is None:  # else it is asked again after a pause
+                    self.due = now
                 return
 
     def ended(self, size: int, now: float) -> None:
         """A write that was passed on has ended, well or not."""
         self._expected -= size
-        self.due = min(self.due, now + _AFTER_A_WRITE)
+        self.due = min(self.due, now + _AFTER_A_WRITE * self._scale)
         if self._grant < self._ahead() // 2:
             self.due = now
         self.open(now)
@@ -104,8 +112,8 @@ class SharedGate:
         if self._asking or self._left or now < self.due:
             return
         self._sent = self._report()._replace(work=now >= self._work_due or self._refused_since is not None)
-        self._asking = True
-        self.due = now + _USUALLY
+        self._asking, self._asked_at = True, now
+        self.due = now + _USUALLY * self._scale
         self._outlet.ask(self.tier, self._sent)
 
     def leave(self, now: float) -> bool:
@@ -127,12 +135,13 @@ class SharedGate:
         if result.status is Status.OK:
             answer = Answer.of(result.value, rows)
             granted, self._more = answer.granted, answer.more
+            self._heard = self._asked_at
             self._take_over(answer, now)
         self._grant += granted
         if self._sent.work:
             self._work_due = now + _REST * result.seconds
         self._settle(granted > 0, now)
-        self.due = now + self._pause(granted > 0, now)
+        self.due = now + self._pause(granted > 0, now, result.seconds)
         self.open(now)
 
     def _report(self) -> Report:
@@ -193,11 +202,14 @@ class SharedGate:
         elif now - self._refused_since >= min(_PATIENCE, self.tier.config.timeout):
             self._shut = True
 
-    def _pause(self, granted: bool, now: float) -> float:
+    def _pause(self, granted: bool, now: float, seconds: float) -> float:
+        """How long to wait until the next question, when the last one took `seconds`."""
         if self._leaving:
             return 0.0
-        if self.held:
-            return 0.0 if granted or self._more else _AFTER_A_REFUSAL
         if self._more:
-            return max(0.0, self._work_due - now)
-        return _AFTER_A_WRITE if self.busy or self._shut else _USUALLY
+            return 0.0 if self.held else max(0.0, self._work_due - now)
+        # Where many change the same object, an answer takes long: then all ask less often.
+        patience = seconds if self.tier.remote else 0.0
+        if self.held:
+            return patience if granted else max(patience, _AFTER_A_REFUSAL * self._scale)
+        return max(patience, self._scale * (_AFTER_A_WRITE if self.busy or self._shut else _USUALLY))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
-from kvstore.collect.accounting import Books
+from kvstore.collect.directory import DirectoryBooks
 from kvstore.collect.prune import prune
 from kvstore.config import TierConfig
 from support.chunks import chunk_key
@@ -76,7 +76,7 @@ def test_a_dry_run_deletes_nothing(kv: Command, root: Path) -> None:
 def test_the_books_stay_right(kv: Command, root: Path) -> None:
     one = fill(root, "one", range(1, 6), "?capacity=1GiB")
     kv("prune", root, "--older-than", "4d")
-    accounts = Books(str(one)).read()
+    accounts = DirectoryBooks(str(one)).read()
     assert accounts is not None
     assert (accounts.chunks, accounts.size) == (3, 3 * SIZE)
     assert kv("verify", root, "--json").json["ok"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.collect.accounting import Accounts, Books, Turnover
+from kvstore.collect.accounting import Accounts, Turnover
+from kvstore.collect.directory import DirectoryBooks
 from kvstore.collect.limits import Free, Limits
 from kvstore.collect.lock import FileLock
 from kvstore.collect.report import Answer, Report
@@ -114,11 +115,11 @@ def test_reports_are_cumulative() -> None:
 
 
 def test_books_are_kept(tmp_path: Path) -> None:
-    books = Books(str(tmp_path), mode=0o640)
+    books = DirectoryBooks(str(tmp_path), mode=0o640)
     assert books.read() is None
     with books.edit() as accounts:
         accounts.enter(Report(ONE, 2, 20))
-    again = Books(str(tmp_path)).read()
+    again = DirectoryBooks(str(tmp_path)).read()
     assert again is not None
     assert (again.chunks, again.size, again.counted) == (2, 20, False)
     state = tmp_path / "accounting" / "state.json"
@@ -128,7 +129,7 @@ def test_books_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_change_that_fails_is_none(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
+    books = DirectoryBooks(str(tmp_path))
     with pytest.raises(ZeroDivisionError), books.edit() as accounts:
         accounts.size = 1 // 0
     assert books.read() is None
@@ -137,7 +138,7 @@ def test_a_change_that_fails_is_none(tmp_path: Path) -> None:
 
 
 def test_torn_books_are_begun_anew(tmp_path: Path) -> None:
-    books = Books(str(tmp_path))
+    books = DirectoryBooks(str(tmp_path))
     with books.edit() as accounts:
         accounts.size = 5
     (tmp_path / "accounting" / "state.json").write_bytes(b'{"size": 5')
@@ -146,7 +147,7 @@ def test_torn_books_are_begun_anew(tmp_path: Path) -> None:
 
 
 def test_books_that_somebody_deletes_come_back(tmp_path: Path) -> None:
-    books = Books(str(tmp_path / "space"))
+    books = DirectoryBooks(str(tmp_path / "space"))
     with books.edit() as accounts:
         accounts.size = 5
     shutil.rmtree(tmp_path / "space")
@@ -157,7 +158,7 @@ def test_books_that_somebody_deletes_come_back(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_is_not_given_back_is_an_error(tmp_path: Path) -> None:
-    books = Books(str(tmp_path), patience=0.01)
+    books = DirectoryBooks(str(tmp_path), patience=0.01)
     with books.edit():
         pass
     stuck = books.lock("lock")
@@ -167,7 +168,7 @@ def test_a_lock_that_is_not_given_back_is_an_error(tmp_path: Path) -> None:
 
 
 def _die_with_a_grant(path: str) -> None:
-    books = Books(path)
+    books = DirectoryBooks(path)
     with books.edit() as accounts:
         assert books.member_lock(ONE.hex()).acquire()
         accounts.enter(Report(ONE, 1, 100, claimed=40))
@@ -178,17 +179,17 @@ def test_what_the_dead_were_granted_counts_as_written(tmp_path: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_die_with_a_grant, args=(str(tmp_path),))
     process.start()
     process.join(30)
-    books = Books(str(tmp_path))
+    books = DirectoryBooks(str(tmp_path))
     lock = books.member_lock(TWO.hex())
     with books.edit() as accounts:
         assert lock.acquire()
         accounts.enter(Report(TWO, 1, 100, claimed=30))
-        books.bury_the_dead(accounts, now=1000.0)
+        books.bury_the_dead(accounts)
         assert (accounts.size, accounts.claimed, accounts.doubtful) == (240, 30, True)
         accounts.enter(Report(ONE, 2, 140))  # only its worker had died
         assert (accounts.size, accounts.members[ONE.hex()].gone) == (280, 0.0)
-        books.bury_the_dead(accounts, now=1000.0)
-        books.bury_the_dead(accounts, now=10_000.0)
+        books.bury_the_dead(accounts)
+        accounts.bury(ONE.hex(), accounts.members[ONE.hex()].gone + 4000)
         assert accounts.members.keys() == {TWO.hex()}, "after an hour nobody remembers it"
     assert books.is_used()
     lock.release()

@@ -13,8 +13,8 @@ import pytest
 import kvstore
 from kvstore.backends import BackendContext
 from kvstore.backends.posix import PosixBackend
-from kvstore.collect.accounting import Books
-from kvstore.collect.collector import LOCK, Collector
+from kvstore.collect.collector import Collector
+from kvstore.collect.directory import LEAD, DirectoryBooks
 from kvstore.collect.limits import Limits
 from kvstore.collect.report import Answer, Report, Row
 from support.chunks import chunk_key
@@ -33,11 +33,12 @@ class Rig:
         self.path = str(folder / "space")
         self.backend = PosixBackend(BackendContext(bytes(16), b"manifest", CHUNK), self.path)
         self.backend.open()
-        self.books = Books(self.path)
+        self.books = DirectoryBooks(self.path)
         self._collectors: list[Collector] = []
 
     def collector(self, capacity: int | None, ttl: float | None = None, **options: Any) -> Collector:
-        collector = Collector(self.backend, self.path, Limits(capacity, None, ttl, SIZE), **options)
+        books = DirectoryBooks(self.path, seconds=options.pop("seconds", 0.05))
+        collector = Collector(self.backend, books, Limits(capacity, None, ttl, SIZE), **options)
         self._collectors.append(collector)
         return collector
 
@@ -136,7 +137,7 @@ def test_a_read_counts_as_use(rig: Rig) -> None:
 
 def test_one_collects_at_a_time(rig: Rig) -> None:
     rig.write(*range(100))
-    other = rig.books.lock(LOCK)
+    other = rig.books.lock(LEAD)
     with rig.books.edit() as accounts:
         accounts.counted, accounts.size, accounts.chunks = True, 100 * SIZE, 100
     assert other.acquire()
@@ -169,7 +170,7 @@ def test_a_listing_is_made_a_little_at_a_time(rig: Rig) -> None:
 
 
 def until_done_slowly(collector: Collector) -> tuple[int, int]:
-    collector._seconds = 0.001
+    collector._books.seconds = 0.001
     answer = until_done(collector, Report(ONE))
     return answer.size, answer.chunks
 
@@ -232,7 +233,7 @@ def test_a_store_keeps_to_its_capacity_and_says_what_went(tmp_path: Path, engine
         gone = {key.hex() for event in store.events() if event.kind == "removed" and event.source == tier.name
                 for key in event.keys}  # fmt: skip
         assert gone == {chunk_key(number).hex() for number in range(100)} - there
-    (books,) = ((Books(str(path))) for path in (tmp_path / "kv").iterdir())
+    (books,) = ((DirectoryBooks(str(path))) for path in (tmp_path / "kv").iterdir())
     accounts = books.read()
     assert accounts is not None
     assert (accounts.chunks, accounts.size) == (len(there), len(there) * SIZE)
@@ -248,7 +249,7 @@ def test_the_next_store_goes_on_with_the_books(tmp_path: Path, engine: str) -> N
         assert store.flush(timeout=20)
         assert store.get(chunk_key(3))
         store.delete([chunk_key(3)])
-    (books,) = ((Books(str(path))) for path in (tmp_path / "kv").iterdir())
+    (books,) = ((DirectoryBooks(str(path))) for path in (tmp_path / "kv").iterdir())
     accounts = books.read()
     assert accounts is not None
     assert (accounts.chunks, accounts.size) == (20, 20 * SIZE)
@@ -275,7 +276,7 @@ def test_without_room_stores_are_dropped_and_loads_go_on(tmp_path: Path) -> None
         store.put_many({chunk_key(number): bytes([number]) * CHUNK for number in range(10)})
         assert store.flush(timeout=20)
         (space,) = (tmp_path / "kv").iterdir()
-        stuck = Books(str(space)).lock(LOCK)
+        stuck = DirectoryBooks(str(space)).lock(LEAD)
         assert stuck.acquire()
         for number in range(10, 15):
             store.put(chunk_key(number), bytes([number]) * CHUNK)
