@@ -25,6 +25,7 @@ __all__ = [
     "RunningDigest",
     "announced_length",
     "build",
+    "digest_of",
     "is_whole",
     "parse",
     "verify",
@@ -78,6 +79,7 @@ def build(
     key: bytes,
     fingerprint: bytes,
     created_ns: int | None = None,
+    digest: bytes | None = None,
 ) -> None:
     """Fill `header` for `payload`.
 
@@ -93,6 +95,8 @@ def build(
         Of the namespace, 16 bytes.
     created_ns : int, optional
         Nanoseconds since the epoch; now, if not given.
+    digest : bytes, optional
+        Checksum of the payload, for a writer that has computed it before; see :func:`digest_of`.
 
     Raises
     ------
@@ -102,13 +106,18 @@ def build(
     if not 0 < len(key) <= MAX_KEY or len(fingerprint) != _DIGEST_SIZE:
         raise ValueError(f"no frame for a key of {len(key)} and a fingerprint of {len(fingerprint)} bytes")
     created = time.time_ns() if created_ns is None else created_ns
-    digest = xxh3_128_digest(payload)
+    digest = digest_of(payload) if digest is None else digest
     packed = _FIELDS.pack(
         _MAGIC, FORMAT_VERSION, _FLAGS, len(key), fingerprint, payload.nbytes, created, digest, key
     )
     covered = packed.ljust(_COVERED, b"\0")
     header[:_COVERED] = covered
     header[_COVERED:] = xxh3_128_digest(covered)
+
+
+def digest_of(payload: memoryview) -> bytes:
+    """Checksum of a payload, as it stands in the header."""
+    return xxh3_128_digest(payload)
 
 
 def parse(header: memoryview) -> Header:

@@ -38,7 +38,7 @@ class Books:
             states = (HERE if k in ready else COMING if k in filling else MISSING for k in ask.keys)
             return Located(ask.ticket, bytes(states))
         rows = [self._lend(place, key) for place, key in enumerate(ask.keys)]
-        coming = {place: ask.keys[place] for place, slot, _ in rows if slot == COMING_SLOT}
+        coming = {place: ask.keys[place] for place, slot, _, _ in rows if slot == COMING_SLOT}
         if coming:
             self._waiting[ask.ticket] = coming
         return Lent(ask.ticket, rows)
@@ -73,7 +73,7 @@ class Books:
         found = []
         for ticket, coming in list(self._waiting.items()):
             rows = [row for place, key in coming.items() if (row := self._lend(place, key))[1] != COMING_SLOT]
-            for place, _, _ in rows:
+            for place, _, _, _ in rows:
                 del coming[place]
             if not coming:
                 del self._waiting[ticket]
@@ -89,7 +89,7 @@ class Books:
     def _lend(self, place: int, key: bytes) -> Row:
         slot = self._catalog.ready.get(key)
         if slot is None:
-            return (place, COMING_SLOT if key in self._catalog.filling else MISSING_SLOT, 0)
+            return (place, COMING_SLOT if key in self._catalog.filling else MISSING_SLOT, 0, 0)
         self._catalog.hold(slot)
         self.held[slot] += 1
-        return (place, slot, self._catalog.length(slot))
+        return (place, slot, self._catalog.length(slot), self._catalog.generation(slot))

@@ -22,6 +22,7 @@ from ..doorbell import Doorbell
 from ..engine.nursery import Child, Nursery, hang_up
 from ..errors import BackendError
 from ..namespace import Namespace
+from ..peer.choice import Choice
 from ..peer.credentials import ServerCredentials
 from ..peer.limits import Limits
 from ..peer.link import (
@@ -78,6 +79,8 @@ class Gate:
         The store's; its lock guards this object, too.
     namespace : Namespace
     credentials : ServerCredentials
+    transport : {"auto", "zmq", "nixl"}
+        How chunks go to peers.
     engine_fd : int
         The engine's descriptor, to be waited on together with the gate's own.
     counters : dict
@@ -100,6 +103,7 @@ class Gate:
         namespace: Namespace,
         credentials: ServerCredentials,
         *,
+        transport: Choice = "auto",
         engine_fd: int,
         counters: dict[str, float],
         limits: Limits | None = None,
@@ -119,6 +123,7 @@ class Gate:
                 namespace=namespace,
                 credentials=credentials,
                 limits=limits or Limits(),
+                transport=transport,
                 nice=nice,
                 affinity=affinity,
             )

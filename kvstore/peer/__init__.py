@@ -8,8 +8,14 @@ link         messages between a serving process and the owner of the arena
 hub          the server's side of all sessions, without I/O
 session      the client's side of one session, without I/O
 credentials  tokens and keys, from configuration
-transport    the contract of what carries messages, and the carrier over ZMQ
+transport    the contract of what carries messages and payload
+zmq_carrier  messages and payload over ZMQ
+stream       payload over a TCP connection of its own
+nixl_memory  payload read one-sided, over NIXL
+choice       which transport it is to be
 server       the loop of a serving process
 client       the thread that reads from one peer
+calls        what other threads wait for
+directory    which peers hold which chunks, as their events tell
 ============ =================================================================
 """

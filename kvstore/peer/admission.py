@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import NamespaceMismatchError
-from .protocol import VERSION, Hello
+from .protocol import VERSION, Hello, Reason
+from .transport import ZMQ
 
 __all__ = ["ServerIdentity"]
 
@@ -27,22 +28,34 @@ class ServerIdentity:
         Raises `NamespaceMismatchError`, which names the differing fields.
     token : bytes
         What clients must know; empty for nothing.
-    transport : str
-        How payload travels.
+    offers : mapping
+        Name of each transport by which payload may travel, the best one first -> what clients need to use it.
     """
 
     fingerprint: bytes
     chunk_size: int
     check_manifest: Callable[[bytes], None]
     token: bytes = field(default=b"", repr=False)
-    transport: str = "zmq"
+    offers: Mapping[str, bytes] = field(default_factory=lambda: {ZMQ: b""})
 
     def skew(self, hello: Hello) -> str:
         """Why the client's protocol is not this server's; empty when it is."""
         return "" if hello.version == VERSION else f"version: found {hello.version}, expected {VERSION}"
 
-    def differences(self, hello: Hello) -> str:
-        """Why the client's bytes are not this server's, with the fields that differ; empty when they are."""
+    def choose(self, hello: Hello) -> str:
+        """The transport for this client; empty when it has none of those offered."""
+        return next((name for name in self.offers if name in hello.transports), "")
+
+    def objection(self, hello: Hello) -> tuple[Reason, str] | None:
+        """Why a client that has proved what it must is refused, with the fields that differ."""
+        detail = self._differences(hello)
+        if detail:
+            return "namespace", detail
+        if not self.choose(hello):
+            return "transport", f"transport: found {hello.transports}, expected one of {list(self.offers)}"
+        return None
+
+    def _differences(self, hello: Hello) -> str:
         if hello.fingerprint != self.fingerprint:
             try:
                 self.check_manifest(hello.manifest)

@@ -12,18 +12,6 @@ from .protocol import Hello
 __all__ = ["Fetching", "Parcel", "Session", "Ticket"]
 
 
-class Parcel(NamedTuple):
-    """A chunk to be sent: `size` bytes in `slot`, the answer to key number `place` of the request `id`."""
-
-    peer: bytes
-    session: int
-    id: int
-    place: int
-    key: bytes
-    slot: int
-    size: int
-
-
 @dataclass(eq=False)
 class Fetching:
     """A fetch that is not answered in whole."""
@@ -51,6 +39,7 @@ class Session:
     bucket: Bucket
     nonce: bytes = b""
     open: bool = False
+    transport: str = ""  # once it is open
     highest: int = -1  # id of the latest request
     fetches: dict[int, Fetching] = field(default_factory=dict)
 
@@ -68,6 +57,19 @@ class Session:
     def waiting(self) -> int:
         """Keys that wait for leases to come free."""
         return sum(len(f.todo) for f in self.fetches.values())
+
+
+class Parcel(NamedTuple):
+    """A chunk to be sent: `size` bytes in `slot` at its `generation`, which answer key number `place` of the
+    request `id`."""
+
+    session: Session
+    id: int
+    place: int
+    key: bytes
+    slot: int
+    size: int
+    generation: int
 
 
 class Ticket(NamedTuple):

@@ -2,24 +2,27 @@
 
 Who owns what: the thread of :class:`PeerClient` alone touches carrier and session, and writes into the
 buffers of calls. A caller hands in a call and waits until the thread has ended it; after that the thread
-never touches the call's buffers again, so that a byte which comes late lands nowhere.
+never touches the call's buffers again, so that a byte which comes late lands nowhere. What is read one-sided
+may write until it has ended, whatever the deadline: such a call is answered when it has. If that takes too
+long the engine answers in its place, and keeps the slot from use until the worker has answered or is gone.
 
 A call fails at once while there is no connection: whether to wait for a peer is up to the tier's breaker.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 
 import zmq
 
 from ..doorbell import Doorbell
 from ..errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
+from .calls import Arrived, Call
 from .protocol import COMING, HERE, MOST_KEYS, encode
 from .session import (
     Absent,
@@ -29,40 +32,31 @@ from .session import (
     Event,
     Located,
     Lost,
+    Offered,
     Opened,
     Rejected,
     State,
 )
-from .transport import ClientCarrier
+from .transport import ZMQ, ClientCarrier, Reader, Tag
 
 __all__ = ["PeerClient"]
 
+_log = logging.getLogger("kvstore")
+
 #: Seconds between two tries to greet a peer that is not connected.
 _PAUSE = 0.01
+#: Seconds between two looks at reads that are under way; nothing tells when one has ended.
+_LOOK_EVERY = 50e-6
 #: Errors for what a peer refuses; anything else may pass.
 _ERRORS: dict[str | None, type[KVStoreError]] = {
     "namespace": NamespaceMismatchError,
     "version": ConfigError,
     "authentication": ConfigError,
+    "transport": ConfigError,
 }
 
 
-@dataclass(eq=False)
-class _Call:
-    """What a thread waits for: a lookup of `keys`, or one chunk into two buffers; neither: the session."""
-
-    deadline: float
-    keys: list[bytes] = field(default_factory=list)
-    buffers: tuple[memoryview, memoryview] | None = None
-    states: bytes = b""
-    size: int | None = None
-    error: KVStoreError | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-
-    def fail(self, error: KVStoreError) -> None:
-        """End it with an error."""
-        self.error = error
-        self.done.set()
+_NOWHERE = memoryview(bytearray(1))
 
 
 class PeerClient:
@@ -77,6 +71,8 @@ class PeerClient:
         Connects; called by the thread that uses the carrier.
     timeout : float
         Seconds that a call may take.
+    readers : sequence of Reader
+        For the transports of `identity` that need one; used by the thread until :meth:`close`.
     """
 
     def __init__(
@@ -85,16 +81,21 @@ class PeerClient:
         identity: ClientIdentity,
         make_carrier: Callable[[], ClientCarrier],
         timeout: float,
+        readers: Sequence[Reader] = (),
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._name = name
         self._session = ClientSession(identity)
         self._make_carrier = make_carrier
         self._timeout = timeout
-        self._calls: deque[_Call] = deque()  # handed in
-        self._waiting: deque[_Call] = deque()  # for the session to open
-        self._lookups: dict[int, _Call] = {}
-        self._fetches: dict[tuple[int, int], _Call] = {}
+        self._readers = {reader.name: reader for reader in readers}
+        self._reader: Reader | None = None  # of the session
+        self._proved: set[str] = set()  # readers that have worked
+        self._calls: deque[Call] = deque()  # handed in
+        self._waiting: deque[Call] = deque()  # for the session to open
+        self._lookups: dict[int, Call] = {}
+        self._fetches: dict[Tag, Call] = {}
+        self._reads: dict[Tag, Call] = {}  # fetches whose payload is being read
         self._acks: dict[int, list[int]] = {}
         self._closing = False
         self._bell = Doorbell()
@@ -102,8 +103,8 @@ class PeerClient:
 
     # For any thread.
 
-    def open(self) -> None:
-        """Connect and open a session.
+    def open(self, patience: float | None = None) -> None:
+        """Connect and open a session; wait for that so many seconds at most.
 
         Raises
         ------
@@ -113,20 +114,20 @@ class PeerClient:
             It does not answer in time.
         """
         self._thread.start()
-        self._wait(_Call(time.monotonic() + self._timeout))
+        self._wait(Call(time.monotonic() + min(self._timeout, patience or self._timeout)))
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each of `keys` is there, or is being filled; one round trip for each thousand."""
         parts = [list(keys[first : first + MOST_KEYS]) for first in range(0, len(keys), MOST_KEYS)]
         deadline = time.monotonic() + self._timeout
-        calls = [_Call(deadline, part) for part in parts]
+        calls = [Call(deadline, part) for part in parts]
         for call in calls:
             self._hand_in(call)
         return [state in (HERE, COMING) for call in calls for state in self._await(call).states]
 
-    def fetch(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
-        """Bring a frame into the two buffers; its size, or None when the peer does not have it."""
-        return self._wait(_Call(time.monotonic() + self._timeout, [key], (header, payload))).size
+    def fetch(self, key: bytes, header: memoryview, payload: memoryview) -> Arrived | None:
+        """Bring a frame into the two buffers; None when the peer does not have it."""
+        return self._wait(Call(time.monotonic() + self._timeout, [key], (header, payload))).arrived
 
     def close(self) -> None:
         """Say goodbye, and end the thread."""
@@ -135,17 +136,17 @@ class PeerClient:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _wait(self, call: _Call) -> _Call:
+    def _wait(self, call: Call) -> Call:
         self._hand_in(call)
         return self._await(call)
 
-    def _hand_in(self, call: _Call) -> None:
+    def _hand_in(self, call: Call) -> None:
         self._calls.append(call)
         self._bell.ring()
         if self._closing or not self._thread.is_alive():
             call.fail(self._error("the connection is closed"))
 
-    def _await(self, call: _Call) -> _Call:
+    def _await(self, call: Call) -> Call:
         call.done.wait()
         if call.error is not None:
             raise copy(call.error)  # several threads may get the same
@@ -161,13 +162,17 @@ class PeerClient:
                 poller = zmq.Poller()
                 poller.register(self._bell.fd, zmq.POLLIN)
                 carrier.register(poller)
+                for reader in self._readers.values():
+                    reader.attach(poller)
                 while not self._closing:
-                    poller.poll(round(self._pause() * 1000 + 0.499))
+                    if not poller.poll(round(self._pause() * 1000 + 0.499)) and self._must_look:
+                        time.sleep(_LOOK_EVERY)
                     self._turn(carrier)
                 self._session.goodbye()
                 self._send(carrier)
             finally:
                 carrier.close()
+                self._end_reads()
         except Exception as error:  # whatever it was: nobody is left waiting
             why = f"{type(error).__name__}: {error}"
         finally:
@@ -175,9 +180,16 @@ class PeerClient:
             self._fail_all(self._error(why))
 
     def _pause(self) -> float:
+        if self._must_look:
+            return 0.0
         if self._waiting and self._session.state is State.CLOSED:
             return _PAUSE
-        return min(max(0.0, self._session.next_deadline - time.monotonic()), 3600.0)
+        ends = [self._session.next_deadline, *(call.deadline for call in self._reads.values())]
+        return min(max(0.0, min(ends) - time.monotonic()), 3600.0)
+
+    @property
+    def _must_look(self) -> bool:
+        return bool(self._reads) and self._reader is not None and not self._reader.wakes
 
     def _turn(self, carrier: ClientCarrier) -> None:
         self._bell.answer()
@@ -188,6 +200,9 @@ class PeerClient:
             event = self._session.received(control)
             if event is not None:
                 self._happened(event, carrier)
+            self._finish_reads()
+        self._finish_reads()
+        self._drop_reads(time.monotonic(), self._error("it did not send in time", retryable=False))
         for event in self._session.expire(time.monotonic()):
             self._happened(event, carrier)
         self._acknowledge()
@@ -203,6 +218,9 @@ class PeerClient:
         if not self._waiting:
             return
         if self._session.state is State.CLOSED:
+            if self._reads:  # the reader cannot leave their server before they end
+                self._not_connected("what was being read has not ended")
+                return
             self._session.greet(max(call.deadline for call in self._waiting))
         if self._session.state is State.OPEN:
             self._begin(now)
@@ -227,7 +245,7 @@ class PeerClient:
 
     def _happened(self, event: Event, carrier: ClientCarrier) -> None:
         if isinstance(event, Opened):
-            self._begin(time.monotonic())
+            self._opened(event)
         elif isinstance(event, Rejected):
             self._fail_all(self._rejection(event))
         elif isinstance(event, Located):
@@ -237,14 +255,84 @@ class PeerClient:
         elif isinstance(event, Arriving):
             call = self._fetches.pop((event.id, event.place))
             assert call.buffers is not None
-            call.size = carrier.take(*call.buffers)
-            call.done.set()
-            self._acks.setdefault(event.id, []).append(event.place)
+            call.arrived = Arrived(carrier.take(*call.buffers))
+            self.counters[ZMQ] += 1
+            self._arrived((event.id, event.place), call)
+        elif isinstance(event, Offered):
+            self._read(event, carrier)
         elif isinstance(event, Absent):
             for place in event.indexes:
                 self._fetches.pop((event.id, place)).done.set()
         elif isinstance(event, Lost):
             self._lost(event)
+
+    def _opened(self, event: Opened) -> None:
+        self._reader = self._readers.get(event.transport)
+        try:
+            if self._reader is not None:
+                self._reader.connect(event.metadata)
+        except OSError as error:
+            self._reader_failed(str(error))
+        else:
+            self._begin(time.monotonic())
+
+    def _read(self, event: Offered, carrier: ClientCarrier) -> None:
+        """Read what is offered, if it fits; if not it is no frame of ours, which its size will tell."""
+        tag = (event.id, event.place)
+        call = self._fetches.pop(tag)
+        assert call.buffers is not None
+        assert self._reader is not None
+        header, payload = call.buffers
+        call.arrived = Arrived(carrier.take(header, _NOWHERE) + event.size)
+        if 0 < event.size <= payload.nbytes:
+            self._reads[tag] = call
+            self._reader.start(tag, event.address, payload[: event.size])
+        else:
+            self._arrived(tag, call)
+
+    def _finish_reads(self) -> None:
+        if self._reader is None:
+            return
+        for read in self._reader.finished():
+            call = self._reads.pop(read.tag, None)
+            if call is None:  # it went with one that has failed before it
+                continue
+            if read.error:
+                self._reader_failed(read.error)
+                call.fail(self._error(read.error))  # after that, for the caller may ask again at once
+                continue
+            assert call.arrived is not None
+            call.arrived = Arrived(call.arrived.size, read.digest)
+            self._proved.add(self._reader.name)
+            self.counters[self._reader.name] += 1
+            self._arrived(read.tag, call)
+
+    def _drop_reads(self, now: float, error: KVStoreError) -> None:
+        """Fail what is overdue, where nothing can be written for it any more."""
+        for tag, call in list(self._reads.items()):
+            if now >= call.deadline and self._reader is not None and self._reader.drop(tag):
+                del self._reads[tag]
+                call.fail(error)
+
+    def _reader_failed(self, why: str) -> None:
+        """Begin anew; what has never worked is given up if there is another way."""
+        assert self._reader is not None
+        name = self._reader.name
+        if name not in self._proved and self._session.give_up(name):
+            _log.warning("the peer %s is read without %s: %s", self._name, name, why)
+        self._not_connected(why)
+
+    def _end_reads(self) -> None:
+        """Let no read go on."""
+        for reader in self._readers.values():
+            reader.disconnect()
+        for call in self._reads.values():
+            call.fail(self._error("the connection is closed"))
+        self._reads.clear()
+
+    def _arrived(self, tag: Tag, call: Call) -> None:
+        call.done.set()
+        self._acks.setdefault(tag[0], []).append(tag[1])
 
     def _lost(self, event: Lost) -> None:
         # Who has waited in vain does not wait once more: the tier's deadline would pass meanwhile.
@@ -267,16 +355,17 @@ class PeerClient:
                 outbox.popleft()
                 continue
             outbox.clear()
-            self._not_connected()
+            self._not_connected("there is no connection")
 
-    def _not_connected(self) -> None:
+    def _not_connected(self, why: str) -> None:
         """The session is over. Whoever opens the client waits for a connection; nobody else does."""
         self._session.disconnected()
+        self._drop_reads(float("inf"), self._error(why))
         now = time.monotonic()
         patient = [call for call in self._waiting if not call.keys and call.deadline > now]
         for call in patient:
             self._waiting.remove(call)
-        self._fail_all(self._error("there is no connection"))
+        self._fail_all(self._error(why))
         self._waiting.extend(patient)
 
     def _fail_all(self, error: KVStoreError) -> None:

@@ -142,7 +142,7 @@ class Hub:
         """The next chunk to be sent, of those that are still wanted."""
         while self._parcels:
             parcel = self._parcels.popleft()
-            if self._is_wanted(parcel):
+            if self.is_wanted(parcel):
                 return parcel
         return None
 
@@ -214,13 +214,14 @@ class Hub:
 
     def _admit(self, session: Session, mac: bytes) -> None:
         """The client has proved what it must; is it about the same bytes?"""
-        detail = self._identity.differences(session.hello)
-        if detail:
+        objection = self._identity.objection(session.hello)
+        if objection:
             self._end(session)
-            self._refuse(session.peer, session.number, "namespace", detail)
+            self._refuse(session.peer, session.number, *objection)
             return
-        session.open = True
-        self._say(session, Welcome(session.number, VERSION, mac, self._identity.transport))
+        transport = self._identity.choose(session.hello)
+        session.open, session.transport = True, transport
+        self._say(session, Welcome(session.number, VERSION, mac, transport, self._identity.offers[transport]))
 
     # Requests.
 
@@ -304,7 +305,7 @@ class Hub:
         ticket = self._tickets.get(answer.ticket)
         fetch = ticket.session.fetches.get(ticket.id) if ticket and self._lives(ticket.session) else None
         missing, spare = [], []
-        for place, slot, size in answer.rows:
+        for place, slot, size, version in answer.rows:
             index = ticket.indexes[place] if ticket else -1
             wanted = fetch is not None and fetch.asked.get(index) == answer.ticket
             if not wanted or fetch is None or ticket is None:
@@ -319,16 +320,13 @@ class Hub:
                 missing.append(index)
                 continue
             fetch.held[index] = slot
-            key, session = fetch.keys[index], ticket.session
-            self._parcels.append(Parcel(session.peer, session.number, ticket.id, index, key, slot, size))
+            key = fetch.keys[index]
+            self._parcels.append(Parcel(ticket.session, ticket.id, index, key, slot, size, version))
         self._release(spare)
         if ticket is not None and fetch is not None:
             self._say_missing(ticket.session, ticket.id, missing)
-            self._forget_if_answered(answer.ticket, fetch)
-
-    def _forget_if_answered(self, number: int, fetch: Fetching) -> None:
-        if number not in fetch.asked.values():
-            self._tickets.pop(number, None)
+            if answer.ticket not in fetch.asked.values():
+                self._tickets.pop(answer.ticket, None)
 
     # How things end.
 
@@ -373,11 +371,9 @@ class Hub:
     def _lives(self, session: Session) -> bool:
         return self._sessions.get(session.peer) is session
 
-    def _is_wanted(self, parcel: Parcel) -> bool:
-        session = self._sessions.get(parcel.peer)
-        if session is None or session.number != parcel.session:
-            return False
-        fetch = session.fetches.get(parcel.id)
+    def is_wanted(self, parcel: Parcel) -> bool:
+        """Whether the chunk is held for whom it is to be sent to; any thread may ask."""
+        fetch = parcel.session.fetches.get(parcel.id) if self._lives(parcel.session) else None
         return fetch is not None and fetch.held.get(parcel.place) == parcel.slot
 
     # Words.

@@ -38,8 +38,9 @@ MISSING_SLOT = -1
 #: Stands for a slot in a :data:`Row`: the key is being filled, and another row will follow.
 COMING_SLOT = -2
 
-Row = tuple[int, int, int]
-"""Index of a key in what was asked, slot (or one of the two that stand for it), bytes of payload."""
+Row = tuple[int, int, int, int]
+"""Index of a key in what was asked, slot (or one of the two that stand for it), bytes of payload, and the
+slot's generation: while that is the same, so are the bytes."""
 
 
 class _Tagged(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -32,6 +32,7 @@ __all__ = [
     "Lookup",
     "Message",
     "Missing",
+    "Offer",
     "Proof",
     "Reason",
     "Refused",
@@ -58,6 +59,7 @@ MISSING, HERE, COMING = range(3)
 _MAC_BYTES = 32
 _MOST_MANIFEST = 64 << 10
 _MOST_DETAIL = 2000
+_MOST_METADATA = 16 << 10
 _MOST_MILLISECONDS = 3_600_000
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -69,7 +71,7 @@ _Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=_MOST_MILLISECONDS)]
 _Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 _Mac = Annotated[bytes, msgspec.Meta(max_length=_MAC_BYTES)]
 _Detail = Annotated[str, msgspec.Meta(max_length=_MOST_DETAIL)]
-Reason = Literal["version", "authentication", "namespace", "no-session", "full"]
+Reason = Literal["version", "authentication", "namespace", "transport", "no-session", "full"]
 """Why a session is refused."""
 
 
@@ -150,11 +152,15 @@ class Challenge(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The session is open. `mac` proves that the server knows the token; it is empty where there is none."""
+    """The session is open, and payload goes by `transport`, for which the client needs `metadata`.
+
+    `mac` proves that the server knows the token; it is empty where there is none.
+    """
 
     version: _Number
     mac: _Mac
     transport: _Detail
+    metadata: Annotated[bytes, msgspec.Meta(max_length=_MOST_METADATA)] = b""
 
 
 class Refused(Message, frozen=True):
@@ -179,6 +185,16 @@ class Chunk(Message, frozen=True):
     size: _Number
 
 
+class Offer(Message, frozen=True):
+    """As :class:`Chunk`, but only the header comes with it: the payload is to be read from the server's
+    memory at `address`, as long as the client has not acknowledged it or lost patience."""
+
+    id: _Number
+    index: _Index
+    size: _Number
+    address: _Number
+
+
 class Missing(Message, frozen=True):
     """The chunks at `indexes` of a fetch are not there, or did not come in time."""
 
@@ -195,7 +211,7 @@ class Failed(Message, frozen=True):
 
 Request = Hello | Proof | Lookup | Fetch | Ack | Cancel | Goodbye
 """What a client sends."""
-Answer = Challenge | Welcome | Refused | Found | Chunk | Missing | Failed
+Answer = Challenge | Welcome | Refused | Found | Chunk | Offer | Missing | Failed
 """What a server sends."""
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=bytes)  # a key of any subclass of bytes is bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import zmq
 
@@ -19,8 +19,8 @@ from .books import Parcel
 from .hub import Hub
 from .link import BEAT, LINK_LIMIT, Beat, FromServer, Release, decode_from_owner
 from .link import encode as encode_link
-from .protocol import Chunk, encode
-from .transport import ServerCarrier
+from .protocol import Chunk, Offer, encode
+from .transport import Region, ServerCarrier
 
 __all__ = ["Server"]
 
@@ -45,6 +45,8 @@ class Server:
         ``view(slot)``: memory of one slot.
     fingerprint : bytes
         Of the namespace, for the frames.
+    regions : mapping
+        Name of a transport -> the arena, for clients that read it by that.
     """
 
     def __init__(
@@ -54,12 +56,15 @@ class Server:
         owner: socket.socket,
         view: Callable[[int], memoryview],
         fingerprint: bytes,
+        regions: Mapping[str, Region],
     ) -> None:
         self._hub = hub
         self._carrier = carrier
         self._owner = owner
         self._view = view
         self._fingerprint = fingerprint
+        self._regions = regions
+        self._digests: dict[int, tuple[int, bytes]] = {}  # slot -> generation, and digest of what it holds
         self._backlog: deque[FromServer] = deque()
         self._header = memoryview(bytearray(frame.HEADER_SIZE))
         self._message = memoryview(bytearray(LINK_LIMIT))
@@ -122,13 +127,28 @@ class Server:
 
     def _send(self, parcel: Parcel) -> None:
         payload = self._view(parcel.slot)[: parcel.size]
-        frame.build(self._header, payload, key=parcel.key, fingerprint=self._fingerprint)
-        control = encode(Chunk(parcel.session, parcel.id, parcel.place, parcel.size))
-        if self._carrier.send(parcel.peer, control, self._header, payload):
+        digest = self._digest(parcel, payload)
+        frame.build(self._header, payload, key=parcel.key, fingerprint=self._fingerprint, digest=digest)
+        session = parcel.session
+        chunk = (session.number, parcel.id, parcel.place, parcel.size)
+        region = self._regions.get(session.transport)
+        if region is None:
+            sent = self._carrier.send(session.peer, encode(Chunk(*chunk)), self._header, payload)
+        else:
+            sent = self._carrier.send(session.peer, encode(Offer(*chunk, region.offer(parcel))), self._header)
+        if sent:
             self._chunks += 1
             self._bytes += parcel.size
         else:
-            self._hub.unreachable(parcel.peer)
+            self._hub.unreachable(session.peer)
+
+    def _digest(self, parcel: Parcel, payload: memoryview) -> bytes:
+        """Of the payload; computed once, however many peers read it."""
+        generation, digest = self._digests.get(parcel.slot, (-1, b""))
+        if generation != parcel.generation:
+            digest = frame.digest_of(payload)
+            self._digests[parcel.slot] = (parcel.generation, digest)
+        return digest
 
     def _tell_peers(self) -> None:
         queue = self._hub.to_peers

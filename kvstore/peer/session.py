@@ -17,7 +17,7 @@ import hmac
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from .protocol import (
     Lookup,
     Message,
     Missing,
+    Offer,
     Proof,
     Reason,
     Refused,
@@ -44,6 +45,7 @@ from .protocol import (
     decode_answer,
     prove,
 )
+from .transport import ZMQ
 
 __all__ = [
     "Absent",
@@ -53,6 +55,7 @@ __all__ = [
     "Event",
     "Located",
     "Lost",
+    "Offered",
     "Opened",
     "Rejected",
     "State",
@@ -73,14 +76,14 @@ class ClientIdentity:
     token : bytes
         What client and server know; empty for nothing.
     transports : tuple of str
-        Carriers of payload that it can use.
+        Those by which payload may travel.
     """
 
     fingerprint: bytes
     chunk_size: int
     manifest: bytes
     token: bytes = field(default=b"", repr=False)
-    transports: tuple[str, ...] = ("zmq",)
+    transports: tuple[str, ...] = (ZMQ,)
 
 
 class State(Enum):
@@ -92,7 +95,10 @@ class State(Enum):
 
 
 class Opened(NamedTuple):
-    """The session is open."""
+    """The session is open; payload goes by `transport`, with the server's `metadata`."""
+
+    transport: str
+    metadata: bytes
 
 
 class Rejected(NamedTuple):
@@ -117,6 +123,15 @@ class Arriving(NamedTuple):
     size: int
 
 
+class Offered(NamedTuple):
+    """The chunk at `place` of a fetch is to be read at `address`, and acknowledged; its header is here."""
+
+    id: int
+    place: int
+    size: int
+    address: int
+
+
 class Absent(NamedTuple):
     """The chunks at `indexes` of a fetch will not come."""
 
@@ -132,7 +147,7 @@ class Lost(NamedTuple):
     overdue: bool = False
 
 
-Event = Opened | Rejected | Located | Arriving | Absent | Lost
+Event = Opened | Rejected | Located | Arriving | Offered | Absent | Lost
 
 
 @dataclass(eq=False)
@@ -173,6 +188,7 @@ class ClientSession:
         self._deadline = float("inf")  # for the welcome
         self._last_id = 0
         self._pending: dict[int, _Pending] = {}
+        self._one_sided = False  # whether the server's memory can be read
 
     # What the caller wants.
 
@@ -246,6 +262,14 @@ class ClientSession:
                 self.outbox.append(Cancel(self._session, number))
         return [Lost(number, "it did not answer in time", overdue=True) for number in overdue]
 
+    def give_up(self, transport: str) -> bool:
+        """Ask for `transport` no more; False when there is no other. The session ends."""
+        self._close()
+        others = tuple(name for name in self._identity.transports if name != transport)
+        if others:
+            self._identity = replace(self._identity, transports=others)
+        return bool(others)
+
     def disconnected(self) -> None:
         """There is no connection: the session ends, and every request with it."""
         self._close()
@@ -298,8 +322,12 @@ class ClientSession:
         if not hmac.compare_digest(expected, message.mac) or (token and not self._nonce):
             self._close()
             return Rejected("authentication", "it does not prove that it knows the token")
+        if message.transport not in self._identity.transports:
+            self._close()
+            return Rejected("transport", f"transport: found {message.transport!r}")
         self.state = State.OPEN
-        return Opened()
+        self._one_sided = message.transport != ZMQ
+        return Opened(message.transport, message.metadata)
 
     def _answered(self, message: Answer) -> Event | None:
         if isinstance(message, Challenge | Welcome | Refused):
@@ -314,6 +342,9 @@ class ClientSession:
             return Lost(message.id, message.detail)
         if isinstance(message, Found):
             return self._found(pending, message)
+        if isinstance(message, Offer) and not self._one_sided:
+            self.counters["unexpected"] += 1
+            return None
         return self._fetched(pending, message)
 
     def _found(self, pending: _Pending, message: Found) -> Event | None:
@@ -323,8 +354,8 @@ class ClientSession:
         del self._pending[message.id]
         return Located(message.id, message.states)
 
-    def _fetched(self, pending: _Pending, message: Chunk | Missing) -> Event | None:
-        named = [message.index] if isinstance(message, Chunk) else message.indexes
+    def _fetched(self, pending: _Pending, message: Chunk | Offer | Missing) -> Event | None:
+        named = message.indexes if isinstance(message, Missing) else [message.index]
         indexes = [index for index in dict.fromkeys(named) if index in (pending.indexes or ())]
         if not indexes or pending.indexes is None:
             self.counters["replayed"] += 1
@@ -334,4 +365,6 @@ class ClientSession:
             del self._pending[message.id]
         if isinstance(message, Chunk):
             return Arriving(message.id, message.index, message.size)
+        if isinstance(message, Offer):
+            return Offered(message.id, message.index, message.size, message.address)
         return Absent(message.id, indexes)

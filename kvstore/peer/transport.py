@@ -1,8 +1,11 @@
-"""What carries messages between peers: the contract.
+"""What carries messages and payload between peers: the contract.
 
-A carrier moves control messages in both directions, and for a :class:`~kvstore.peer.protocol.Chunk` the
-frame's header and the payload beside it. It knows nothing of sessions, never blocks, and is used by one
-thread.
+A *carrier* moves control messages in both directions, and what belongs to a chunk beside them: the frame's
+header, and the payload unless that is read from the server's memory. It knows nothing of sessions, never
+blocks, and is used by one thread.
+
+Where both sides can, payload goes past the carrier: the server has its arena as a :class:`Region` and says
+where a chunk lies; the client's :class:`Reader` reads it straight into the slot that it is for.
 """
 
 from __future__ import annotations
@@ -10,9 +13,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import zmq
 
-__all__ = ["ClientCarrier", "Delivery", "ServerCarrier"]
+    from .books import Parcel
+
+__all__ = [
+    "NIXL",
+    "STREAM",
+    "ZMQ",
+    "ClientCarrier",
+    "Delivery",
+    "Read",
+    "Reader",
+    "Region",
+    "ServerCarrier",
+    "Tag",
+]
+
+ZMQ, STREAM, NIXL = "zmq", "stream", "nixl"
+"""Names of the transports of payload: beside the control messages, over a TCP connection of its own, and
+one-sided over NIXL."""
+
+Tag = tuple[int, int]
+"""Names a read: request, and index of the chunk in it."""
+
+
+class Read(NamedTuple):
+    """A read that has ended; `error` is empty for none, `digest` is of the payload if it was computed."""
+
+    tag: Tag
+    error: str = ""
+    digest: bytes | None = None
 
 
 class Delivery(NamedTuple):
@@ -63,3 +96,55 @@ class ClientCarrier(Protocol):
 
     def close(self) -> None:
         """Disconnect."""
+
+
+class Region(Protocol):
+    """Memory of a server that clients may read."""
+
+    metadata: bytes
+    """What a client needs to reach it."""
+
+    def serve(self, is_wanted: Callable[[Parcel], bool]) -> None:
+        """Begin; `is_wanted` says whether a chunk is still held for whom it was offered to."""
+
+    def offer(self, parcel: Parcel) -> int:
+        """Where the client finds the payload."""
+
+
+class Reader(Protocol):
+    """Reads the memory of one server at a time; used by one thread.
+
+    A read that was started may write into its buffer until it is reported as finished, or dropped.
+    """
+
+    name: str
+    """Of the transport."""
+    wakes: bool
+    """Whether the poller tells when there is something to do; otherwise it is to be looked for."""
+
+    def attach(self, poller: zmq.Poller) -> None:
+        """Use `poller` to wake whoever calls the other methods."""
+
+    def connect(self, metadata: bytes) -> None:
+        """Read from the server that sent `metadata` from now on.
+
+        Raises
+        ------
+        OSError
+            It cannot be reached.
+        """
+
+    def start(self, tag: Tag, address: int, out: memoryview) -> None:
+        """Begin to fill `out` from `address` of the server."""
+
+    def finished(self) -> list[Read]:
+        """Go on with what has been started; what has ended since the last call."""
+
+    def drop(self, tag: Tag) -> bool:
+        """Write no more for `tag`, and do not report it; False where that cannot be promised."""
+
+    def disconnect(self) -> None:
+        """Drop the connection; what has been started ends now, and is not reported."""
+
+    def close(self) -> None:
+        """Disconnect, and let go of all memory."""

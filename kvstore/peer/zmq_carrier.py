@@ -1,8 +1,9 @@
 """Messages between peers over ZMQ.
 
-A message has parts: control, or control, header and payload. The server sends payload from the arena's slot
-and copies nothing; the client takes it straight into the slot that it is for. Both sides watch their
-connections with heartbeats, and the client connects again with growing pauses.
+A message has parts: control, for a chunk also its header, and payload unless that is read one-sided. The
+server sends payload from the arena's slot and copies nothing; the client takes it straight into the slot that
+it is for. Both sides watch their connections with heartbeats, and the client connects again with growing
+pauses.
 """
 
 from __future__ import annotations
@@ -81,10 +82,9 @@ class ZmqServerCarrier(ServerCarrier):
         self, peer: bytes, control: bytes, header: memoryview | None = None, payload: memoryview | None = None
     ) -> bool:
         try:
-            if header is None or payload is None:
-                self._socket.send_multipart([peer, control], zmq.NOBLOCK)
-            else:
-                self._socket.send_multipart([peer, control, header], zmq.NOBLOCK | zmq.SNDMORE)
+            parts = (peer, control) if header is None else (peer, control, header)
+            self._socket.send_multipart(parts, zmq.NOBLOCK | (0 if payload is None else zmq.SNDMORE))
+            if payload is not None:
                 self._socket.send(payload, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:  # no route to the host, or its queue is full: it does not take anything
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):

@@ -1,4 +1,4 @@
-"""Peers over the loopback interface, against a bare transfer over ZMQ in the same run."""
+"""Peers over the loopback interface, against a bare transfer by the same transport in the same run."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from mmap import mmap
 from statistics import median
+from typing import Any
 
 import pytest
-from _paired import Side, compare
+from _paired import ROUNDS, Side, compare
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import kvstore
 from kvstore.backends import Backend, create
 from kvstore.config import TierConfig
-from support.peers import evict, gate_of, peer_of, reader, server
+from support.peers import evict, gate_of, needs_nixl, peer_of, reader, server
 
 zmq = pytest.importorskip("zmq", reason="no pyzmq (pip install 'kvstore-tiers[p2p]')")
 
@@ -41,8 +42,60 @@ while int(socket.recv()):
 """
 
 
+_READ = f"""
+import ctypes, mmap, sys
+from kvstore.peer.nixl_memory import _load
+nixl = _load()
+region = mmap.mmap(-1, {CHUNKS * CHUNK})
+for start in range(0, len(region), 4096):
+    region[start] = 1
+base = ctypes.addressof(ctypes.c_char.from_buffer(region))
+config = nixl.nixlAgentConfig()
+config.useProgThread, config.pthrDelay = True, 100
+agent = nixl.nixlAgent(sys.argv[1], config)
+ucx = [agent.createBackend("UCX", {{}})]
+agent.registerMem(nixl.nixlRegDList(nixl.DRAM_SEG, [(base, len(region), 0, b"")]), ucx)
+"""
+_READ_FROM = """
+print(base, agent.getLocalMD().hex(), flush=True)
+sys.stdin.read()
+"""
+
+
 @contextmanager
-def bare_transfer() -> Iterator[Callable[[], None]]:
+def bare_nixl() -> Iterator[Callable[[], None]]:
+    """Reads all chunks, one after another, from the memory of a process that does nothing."""
+    scope: dict[str, Any] = {}
+    with subprocess.Popen(
+        [sys.executable, "-c", _READ + _READ_FROM, "bare-server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        remote, metadata = owner.stdout.readline().split()
+        exec(_READ.replace("sys.argv[1]", "'bare-client'"), scope)
+        nixl, agent, local = scope["nixl"], scope["agent"], scope["base"]
+        name = agent.loadRemoteMD(bytes.fromhex(metadata.decode())).decode()
+
+        def describe(start: int) -> Any:
+            return nixl.nixlXferDList(nixl.DRAM_SEG, [(start, CHUNK, 0)])
+
+        def read() -> None:
+            for start in range(0, CHUNKS * CHUNK, CHUNK):
+                sides = describe(local + start), describe(int(remote) + start)
+                handle = agent.createXferReq(nixl.NIXL_READ, *sides, name, "", scope["ucx"])
+                status = agent.postXferReq(handle, "")
+                while status == nixl.NIXL_IN_PROG:
+                    status = agent.getXferStatus(handle)
+                agent.releaseXferReq(handle)
+
+        yield read
+        owner.stdin.close()
+
+
+@contextmanager
+def bare_zmq() -> Iterator[Callable[[], None]]:
     """Receives all chunks into memory of its own from a process that sends them without a copy."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.rcvbuf = 4 << 20
@@ -69,13 +122,32 @@ def fill(owner: kvstore.Store, count: int) -> list[bytes]:
     return keys
 
 
-def test_throughput(benchmark: BenchmarkFixture) -> None:
-    """256 MiB in chunks of 2 MiB, each verified, at least 0.9 of a bare transfer that verifies nothing."""
+@pytest.mark.parametrize(
+    ("transport", "way", "bare", "least"),
+    [
+        ("zmq", "stream", bare_zmq, 0.9),
+        pytest.param("nixl", "nixl", bare_nixl, 0.8, marks=needs_nixl),
+    ],
+    ids=["zmq", "nixl"],
+)
+def test_throughput(
+    benchmark: BenchmarkFixture,
+    transport: str,
+    way: str,
+    bare: Callable[[], AbstractContextManager[Callable[[], None]]],
+    least: float,
+) -> None:
+    """256 MiB in chunks of 2 MiB, each verified, against a bare transfer that verifies nothing.
+
+    The owner's checksums are computed in the round that warms up.
+    """
     slots = 32 * (CHUNKS + 8)  # of the support's size
     with (
-        server(slots, chunk_size=CHUNK) as owner,
-        reader(peer_of(owner), slots=slots, chunk_size=CHUNK, engine="processes") as store,
-        bare_transfer() as receive,
+        server(slots, transport=transport, chunk_size=CHUNK) as owner,
+        reader(
+            peer_of(owner), slots=slots, transport=transport, chunk_size=CHUNK, engine="processes"
+        ) as store,
+        bare() as receive,
     ):
         keys = fill(owner, CHUNKS)
 
@@ -83,12 +155,13 @@ def test_throughput(benchmark: BenchmarkFixture) -> None:
             assert len(store.prefetch(keys).result().promoted) == CHUNKS
 
         speed = compare(benchmark, Side("peer", promote, lambda: evict(store)), Side("bare", receive))["bare"]
-    assert speed >= 0.9
+        assert store.stats().tier("peer").custom[f"peer_{way}"] == CHUNKS * (ROUNDS + 1)
+    assert speed >= least
 
 
 @contextmanager
 def connected(owner: kvstore.Store) -> Iterator[Backend]:
-    backend = create(TierConfig(url=peer_of(owner)), owner.namespace)
+    backend = create(TierConfig(url=peer_of(owner), transport="zmq"), owner.namespace)
     with closing(backend):
         backend.open()
         yield backend
@@ -150,9 +223,13 @@ def test_from_commit_to_arrival(benchmark: BenchmarkFixture) -> None:
     assert median(late) < 0.003
 
 
-def test_idle(benchmark: BenchmarkFixture) -> None:
+@pytest.mark.parametrize("transport", ["zmq", pytest.param("nixl", marks=needs_nixl)])
+def test_idle(benchmark: BenchmarkFixture, transport: str) -> None:
     """Two connected processes with nothing to do: at most 0.03 of a core in each."""
-    with server() as owner, reader(peer_of(owner), engine="processes") as store:
+    with (
+        server(transport=transport) as owner,
+        reader(peer_of(owner), transport=transport, engine="processes") as store,
+    ):
         owner.put(b"k" * 16, b"x")
         assert store.get(b"k" * 16) == b"x"
         pids = {"owner": os.getpid(), "serving": gate_of(owner).pids[0], "reading": store._engine.pids[0]}

@@ -1,112 +1,53 @@
-"""The backend of peers against the suite of backends, as far as it is about reading.
-
-The server here is a thread that speaks the protocol and sends whatever bytes it was given as objects: also
-such as no server of ours would send.
-"""
+"""The backend of peers against the suite of backends, as far as it is about reading, by each transport."""
 
 from __future__ import annotations
 
-import threading
+import ctypes
+import logging
+import socket
 from collections.abc import Iterator
+from contextlib import closing
+from mmap import mmap
 
 import pytest
 
-from kvstore import frame
 from kvstore.backends.base import Backend, BackendContext
 from kvstore.backends.peer import PeerBackend
 from kvstore.errors import BackendError, NamespaceMismatchError
-from kvstore.peer.protocol import (
-    HERE,
-    MISSING,
-    VERSION,
-    Chunk,
-    Fetch,
-    Found,
-    Hello,
-    Lookup,
-    Message,
-    Missing,
-    Refused,
-    Welcome,
-    decode_request,
-    encode,
-)
+from kvstore.peer.books import Parcel, Session
+from kvstore.peer.choice import Choice
+from kvstore.peer.limits import Bucket
+from kvstore.peer.nixl_memory import NixlRegion
+from kvstore.peer.protocol import Hello
+from kvstore.peer.stream import StreamRegion
 from kvstore.testing.backend import BackendTests, make_key
+from support.peers import needs_nixl
 
-zmq = pytest.importorskip("zmq", reason="no pyzmq (pip install 'kvstore-tiers[p2p]')")
+pytest.importorskip("zmq", reason="no pyzmq (pip install 'kvstore-tiers[p2p]')")
+from support.peer_objects import Objects
 
-
-class Objects(threading.Thread):
-    """Serves a dict of objects."""
-
-    def __init__(self, manifest: bytes) -> None:
-        super().__init__(daemon=True)
-        self.manifest = manifest
-        self.objects: dict[bytes, bytes] = {}
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = 0
-        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        self._bell = self._context.socket(zmq.PAIR)
-        self._bell.bind("inproc://end")
-        self._ear = self._context.socket(zmq.PAIR)
-        self._ear.connect("inproc://end")
-
-    def run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._ear, zmq.POLLIN)
-        while self._ear not in dict(poller.poll()):
-            peer, data = self._socket.recv_multipart()
-            request = decode_request(data)
-            if isinstance(request, Hello):
-                self._greet(peer, request)
-            elif isinstance(request, Lookup):
-                states = bytes(HERE if key in self.objects else MISSING for key in request.keys)
-                self._say(peer, Found(request.session, request.id, states))
-            elif isinstance(request, Fetch):
-                self._send(peer, request)
-        self._socket.close()
-        self._ear.close()
-
-    def end(self) -> None:
-        self._bell.send(b"")
-        self.join()
-        self._bell.close()
-        self._context.term()
-
-    def _greet(self, peer: bytes, hello: Hello) -> None:
-        if hello.manifest == self.manifest:
-            self._say(peer, Welcome(hello.session, VERSION, b"", "zmq"))
-        else:
-            self._say(peer, Refused(hello.session, "namespace", "manifest: found another"))
-
-    def _send(self, peer: bytes, fetch: Fetch) -> None:
-        for index, key in enumerate(fetch.keys):
-            data = self.objects.get(key)
-            if data is None:
-                self._say(peer, Missing(fetch.session, fetch.id, [index]))
-                continue
-            control = encode(Chunk(fetch.session, fetch.id, index, len(data)))
-            header, payload = data[: frame.HEADER_SIZE], data[frame.HEADER_SIZE :]
-            self._socket.send_multipart([peer, control, header, payload])
-
-    def _say(self, peer: bytes, message: Message) -> None:
-        self._socket.send_multipart([peer, encode(message)])
+NOBODY = Session(b"", Hello(0, 1, bytes(16), bytes(16), 0, b"", []), Bucket(1.0))
 
 
-class TestPeer(BackendTests):
+class ReadingTests(BackendTests):
     """Reading; what would write does not apply."""
+
+    transport: Choice
+    server: Objects
+
+    def make_server(self) -> Objects:
+        """One that offers the transport under test."""
+        raise NotImplementedError
 
     @pytest.fixture(autouse=True)
     def _server(self) -> Iterator[None]:
-        self.server = Objects(self.context.manifest)
+        self.server = self.make_server()
         self.server.start()
         yield
         self.server.end()
 
     def make_backend(self, context: BackendContext) -> Backend:
-        return PeerBackend(context, f"127.0.0.1:{self.server.port}")
+        return PeerBackend(context, f"127.0.0.1:{self.server.port}", transport=self.transport)
 
     def raw_get(self, key: bytes) -> bytes | None:
         return self.server.objects.get(key)
@@ -158,3 +99,108 @@ class TestPeer(BackendTests):
             backend.open()
             assert backend.exists([make_key(1)]) == [False]
         backend.close()
+
+
+class TestOverZmq(ReadingTests):
+    """Payload beside the messages."""
+
+    transport = "zmq"
+
+    def make_server(self) -> Objects:
+        return Objects(self.context.manifest)
+
+
+class TestOverStream(ReadingTests):
+    """Payload over a connection of its own."""
+
+    transport = "zmq"
+
+    def make_server(self) -> Objects:
+        self.payloads: list[memoryview] = []
+        region = StreamRegion("127.0.0.1", self.payloads.__getitem__)
+        region.serve(lambda parcel: parcel.key != b"refused")
+
+        def offer(payload: bytes) -> int:
+            self.payloads.append(memoryview(payload))
+            return region.offer(Parcel(NOBODY, 0, 0, self.key, len(self.payloads) - 1, len(payload), 0))
+
+        self.key = b"held"
+        return Objects(self.context.manifest, "stream", region.metadata, offer)
+
+    def test_a_chunk_that_is_held_no_longer_is_a_failure(self, backend: Backend) -> None:
+        """The server hangs up, and the next session begins anew."""
+        self.raw_set(make_key(1), bytes(8192))
+        out = memoryview(mmap(-1, self.context.chunk_size))
+        self.key = b"refused"
+        with pytest.raises(BackendError, match="hung up"):
+            backend.read_into(make_key(1), out)
+        assert backend.exists([make_key(1)]) == [True]
+
+
+def test_a_stream_that_stays_silent_fails_in_time_and_writes_nothing() -> None:
+    context = ReadingTests.context
+    payload = bytes(range(1, 251)) * 16
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = Objects(context.manifest, "stream", silent.getsockname()[1].to_bytes(2))
+        server.objects[make_key(1)] = bytes(4096) + payload
+        server.start()
+        address = f"127.0.0.1:{server.port}"
+        with closing(PeerBackend(context, address, timeout=1.0, transport="zmq")) as backend:
+            backend.open()
+            out = memoryview(mmap(-1, context.chunk_size))
+            with pytest.raises(BackendError, match="did not send in time"):
+                backend.read_into(make_key(1), out)
+            connection, _ = silent.accept()
+            connection.sendall(payload)
+            assert backend.exists([make_key(1)]) == [True]
+            connection.close()
+            assert backend.exists([make_key(1)]) == [True]
+            assert out == bytes(len(out))
+        server.end()
+
+
+@needs_nixl
+class TestOverNixl(ReadingTests):
+    """Payload read from the server's memory."""
+
+    transport = "nixl"
+
+    def make_server(self) -> Objects:
+        self.memory = mmap(-1, 16 << 20)
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.region = NixlRegion(self.base, len(self.memory), 1)
+
+        def offer(payload: bytes) -> int:
+            self.memory.write(payload)
+            return self.base + self.memory.tell() - len(payload)
+
+        return Objects(self.context.manifest, "nixl", self.region.metadata, offer)
+
+    def test_memory_that_is_not_there_is_a_failure(self, backend: Backend) -> None:
+        self.raw_set(make_key(1), bytes(8192))
+        self.base += 1 << 40
+        with pytest.raises(BackendError, match="NIXL"):
+            backend.read_into(make_key(1), memoryview(mmap(-1, self.context.chunk_size)))
+
+
+@pytest.mark.parametrize(
+    ("choice", "transport", "metadata"),
+    [
+        ("zmq", "stream", (9).to_bytes(2)),
+        pytest.param("auto", "nixl", b"leads nowhere", marks=needs_nixl),
+    ],
+    ids=["stream", "nixl"],
+)
+def test_what_does_not_work_is_left(
+    choice: Choice, transport: str, metadata: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = Objects(ReadingTests.context.manifest, transport, metadata)
+    server.start()
+    backend = PeerBackend(ReadingTests.context, f"127.0.0.1:{server.port}", transport=choice)
+    with caplog.at_level(logging.WARNING, "kvstore"):
+        backend.open()
+        assert backend.exists([make_key(1)]) == [False]
+    backend.close()
+    server.end()
+    [warning] = caplog.records
+    assert f"is read without {transport}: " in warning.getMessage()

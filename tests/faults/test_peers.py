@@ -20,6 +20,8 @@ import kvstore
 from kvstore import BackendError, ConfigError, Lookup, NamespaceMismatchError
 from kvstore.backends import create
 from kvstore.config import TierConfig
+from kvstore.namespace import Namespace
+from kvstore.peer import protocol
 from support.peers import CHUNK, evict, gate_of, no_leases, peer_of, reader, server
 from support.processes import has_ended, wait_for
 
@@ -59,7 +61,8 @@ def test_chunks_come_over(owner: kvstore.Store, engine: str) -> None:
     with reader(peer_of(owner), engine=engine) as store:
         absent = bytes([99]) * 16
         assert store.get_many([*KEYS, absent]) == DATA
-        assert store.stats().tier("peer").counters["reads"] == len(DATA)
+        tier = store.stats().tier("peer")
+        assert tier.counters["reads"] == tier.custom["peer_stream"] == len(DATA)
     no_leases(owner)
     wait_for(lambda: owner.stats().host.custom.get("peer_chunks") == len(DATA))
 
@@ -194,6 +197,8 @@ def test_curve_keys() -> None:
         shows = {"curve_server_key": server_public, "curve_public_key": public, "curve_secret_key": secret}
         with reader(peer_of(owner), options=shows, engine="processes") as store:
             assert store.get_many(KEYS) == DATA
+            custom = store.stats().tier("peer").custom
+            assert custom == {"peer_zmq": len(DATA)}, "nothing goes past the encryption"
         strange = {**shows, "curve_public_key": strange_public, "curve_secret_key": strange_secret}
         for options in (strange, {}):
             with pytest.raises(BackendError, match=r"connection|answer"):
@@ -228,6 +233,42 @@ def test_strangers_cannot_crash_it(owner: kvstore.Store) -> None:
             assert store.get_many(KEYS) == DATA
     assert gate_of(owner).pids == [pid]
     wait_for(lambda: owner.stats().host.custom.get("peer_malformed", 0) >= 100)
+
+
+def test_tickets_are_good_once_and_while_the_chunk_is_held(owner: kvstore.Store) -> None:
+    """The connection that carries payload gives nothing to those who have guessed, or kept, a ticket."""
+    space = Namespace({}, CHUNK)
+    pid = serving_process(owner)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 0
+        client.connect(owner.served_at)
+        hello = protocol.Hello(1, 1, bytes(16), space.fingerprint, CHUNK, space.manifest, ["stream"])
+        client.send(protocol.encode(hello))
+        welcome = protocol.decode_answer(client.recv())
+        assert isinstance(welcome, protocol.Welcome)
+
+        def show(ticket: int) -> bytes:
+            with socket.create_connection(("127.0.0.1", int.from_bytes(welcome.metadata))) as stream:
+                stream.sendall(ticket.to_bytes(8))
+                stream.shutdown(socket.SHUT_WR)
+                with stream.makefile("rb") as answer:
+                    return answer.read()
+
+        def offered() -> protocol.Offer:
+            control, _ = client.recv_multipart()
+            offer = protocol.decode_answer(control)
+            assert isinstance(offer, protocol.Offer)
+            return offer
+
+        client.send(protocol.encode(protocol.Fetch(1, 1, KEYS[:2], 0, 20_000)))
+        first, second = offered(), offered()
+        assert show(first.address ^ 1) == b""
+        assert show(first.address) == DATA[KEYS[first.index]]
+        assert show(first.address) == b"", "it was good once"
+        client.send(protocol.encode(protocol.Cancel(1, 1)))
+        no_leases(owner)
+        assert show(second.address) == b"", "the chunk is not held any more"
+    assert gate_of(owner).pids == [pid]
 
 
 # What can go wrong.
@@ -276,14 +317,11 @@ def test_the_serving_process_is_killed_while_it_has_leases(owner: kvstore.Store)
 
 def test_a_peer_that_is_killed_with_leases_gives_them_back(owner: kvstore.Store) -> None:
     """A client that never acknowledges: its leases end with its patience."""
-    from kvstore.namespace import Namespace
-    from kvstore.peer import protocol
-
     space = Namespace({}, CHUNK)
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.linger = 0
         client.connect(owner.served_at)
-        hello = protocol.Hello(1, 1, bytes(16), space.fingerprint, CHUNK, space.manifest, [])
+        hello = protocol.Hello(1, 1, bytes(16), space.fingerprint, CHUNK, space.manifest, ["zmq"])
         client.send(protocol.encode(hello))
         assert isinstance(protocol.decode_answer(client.recv()), protocol.Welcome)
         client.send(protocol.encode(protocol.Fetch(1, 1, KEYS[:5], 0, 1500)))

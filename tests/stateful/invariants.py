@@ -82,7 +82,7 @@ def check_settled(store: Store) -> None:
     assert not planner._fetcher._waiters
     assert not planner._fetcher._blocked
     assert not planner._fetcher._probing
-    assert not planner._locator._walking
+    assert not any(planner._locator._walking)
     assert not planner._eraser._waiting
     assert not planner._eraser._behind_write
 

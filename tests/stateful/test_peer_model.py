@@ -4,7 +4,8 @@ The real hub, the real client's session and the owner's real books over a real c
 messages is a list, from which Hypothesis picks. The link between hub and owner is reliable, as a pair of
 sockets is. At every moment:
 
-- a chunk is sent only from a slot that holds it, leased;
+- a chunk is sent or offered only from a slot that holds it, leased, and one that is offered stays there until
+  it is acknowledged or the server has given the request up;
 - a client is told of a chunk only if it asked for it, under the key it asked for, and at most once;
 - nobody has more leases than he may, and the catalog agrees with the books;
 
@@ -29,7 +30,7 @@ from kvstore.peer.hub import Hub
 from kvstore.peer.limits import Limits
 from kvstore.peer.link import Ask, Forget, FromOwner, Release, decode_from_owner, decode_from_server
 from kvstore.peer.link import encode as encode_link
-from kvstore.peer.protocol import Chunk, encode
+from kvstore.peer.protocol import Chunk, Offer, encode
 from kvstore.peer.session import (
     Absent,
     Arriving,
@@ -37,10 +38,12 @@ from kvstore.peer.session import (
     ClientSession,
     Located,
     Lost,
+    Offered,
     Opened,
     Rejected,
     State,
 )
+from kvstore.peer.transport import NIXL, ZMQ
 from kvstore.policy import make_policy
 
 SPACE = Namespace({}, 64)
@@ -54,7 +57,7 @@ peers = st.sampled_from(PEERS)
 
 
 class Message(NamedTuple):
-    """On its way; `key` is what the payload beside it holds."""
+    """On its way; `key` is what the payload beside it holds, or the memory that is offered."""
 
     to: bytes  # a client, or nobody: the server
     sender: bytes
@@ -65,15 +68,15 @@ class Message(NamedTuple):
 class Client:
     """A session, and what it has been told."""
 
-    def __init__(self, token: bytes, rng: random.Random) -> None:
-        identity = ClientIdentity(SPACE.fingerprint, SPACE.chunk_size, SPACE.manifest, token)
+    def __init__(self, token: bytes, transports: tuple[str, ...], rng: random.Random) -> None:
+        identity = ClientIdentity(SPACE.fingerprint, SPACE.chunk_size, SPACE.manifest, token, transports)
         self.session = ClientSession(identity, rng.randbytes)
         self.fetches: dict[int, dict[int, bytes]] = {}
         self.lookups: dict[int, int] = {}
 
     def hear(self, message: Message) -> None:
         event = self.session.received(message.data)
-        if isinstance(event, Arriving):
+        if isinstance(event, Arriving | Offered):
             assert self.fetches[event.id].pop(event.place) == message.key, (
                 "another chunk than the one asked for"
             )
@@ -106,14 +109,21 @@ class Client:
 class Peers(RuleBasedStateMachine):
     """Two clients, a server and its owner."""
 
-    @initialize(seed=st.integers(0, 9), token=st.sampled_from([b"", b"a shared token 12"]))
-    def begin(self, seed: int, token: bytes) -> None:
+    @initialize(
+        seed=st.integers(0, 9),
+        token=st.sampled_from([b"", b"a shared token 12"]),
+        transports=st.sampled_from([(ZMQ,), (NIXL, ZMQ)]),
+    )
+    def begin(self, seed: int, token: bytes, transports: tuple[str, ...]) -> None:
         rng = random.Random(seed)
         self.rng = rng
         self.now = 0.0
-        self.identity = ServerIdentity(SPACE.fingerprint, SPACE.chunk_size, SPACE.check_manifest, token)
+        self.identity = ServerIdentity(
+            SPACE.fingerprint, SPACE.chunk_size, SPACE.check_manifest, token, dict.fromkeys(transports, b"")
+        )
         self.catalog = Catalog(SLOTS, make_policy("lru", SLOTS))
-        self.clients = {peer: Client(token, rng) for peer in PEERS}
+        wishes = [(ZMQ,), (NIXL, ZMQ)]
+        self.clients = {peer: Client(token, wish, rng) for peer, wish in zip(PEERS, wishes, strict=True)}
         self.network: list[Message] = []
         self.start_server()
         for key in KEYS[: SLOTS - 1]:
@@ -279,8 +289,10 @@ class Peers(RuleBasedStateMachine):
         while (parcel := self.hub.next_parcel()) is not None:
             assert self.catalog.key(parcel.slot) == parcel.key, "the slot holds something else"
             assert self.catalog.leases(parcel.slot) > 0, "nothing keeps the slot"
-            chunk = Chunk(parcel.session, parcel.id, parcel.place, parcel.size)
-            self.network.append(Message(parcel.peer, b"", encode(chunk), parcel.key))
+            session = parcel.session
+            chunk = (session.number, parcel.id, parcel.place, parcel.size)
+            message = Chunk(*chunk) if session.transport == ZMQ else Offer(*chunk, parcel.slot)
+            self.network.append(Message(session.peer, b"", encode(message), parcel.key))
         while self.hub.to_peers:
             peer, answer = self.hub.to_peers.popleft()
             self.network.append(Message(peer, b"", encode(answer)))
@@ -294,6 +306,13 @@ class Peers(RuleBasedStateMachine):
         assert self.hub.leases <= LIMITS.leases * len(PEERS)
         assert held.total() <= LIMITS.leases * len(PEERS) + sum(map(len, self.to_hub))
         assert all(self.catalog.leases(slot) == held[slot] for slot in range(SLOTS))
+
+    @invariant()
+    def what_is_held_for_a_client_stays_what_it_was(self) -> None:
+        for session in self.hub._sessions.values():
+            for fetch in session.fetches.values():
+                for index, slot in fetch.held.items():
+                    assert self.catalog.key(slot) == fetch.keys[index]
 
     def teardown(self) -> None:
         if not hasattr(self, "catalog"):

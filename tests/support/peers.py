@@ -5,27 +5,45 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
+
 import kvstore
 from kvstore.gate import Gate
+from kvstore.peer.nixl_memory import is_installed
 from support.processes import wait_for
 
-__all__ = ["CHUNK", "evict", "gate_of", "no_leases", "peer_of", "reader", "server"]
+__all__ = ["CHUNK", "evict", "gate_of", "needs_nixl", "no_leases", "peer_of", "reader", "server"]
 
 CHUNK = 64 << 10
 
+needs_nixl = pytest.mark.skipif(
+    not is_installed(), reason="no NIXL (pip install 'kvstore-tiers[nixl]', or nixl-cu12 with --no-deps)"
+)
 
-def server(slots: int = 32, serve: str = "tcp://127.0.0.1:0", **options: Any) -> kvstore.Store:
+
+def server(
+    slots: int = 32, serve: str = "tcp://127.0.0.1:0", transport: str = "zmq", **options: Any
+) -> kvstore.Store:
     """A store that serves."""
     return kvstore.open(
-        f"ram://?capacity={slots * CHUNK}&pin=off", **{"serve": serve, "chunk_size": CHUNK, **options}
+        f"ram://?capacity={slots * CHUNK}&pin=off&transport={transport}",
+        **{"serve": serve, "chunk_size": CHUNK, **options},
     )
 
 
 def reader(
-    url: str, query: str = "", slots: int = 32, options: dict[str, Any] | None = None, **more: Any
+    url: str,
+    query: str = "",
+    slots: int = 32,
+    options: dict[str, Any] | None = None,
+    transport: str = "zmq",
+    **more: Any,
 ) -> kvstore.Store:
     """A store whose only tier is the peer at `url`."""
-    tier = {"url": f"{url}?name=peer&workers=1{query}", "storage_options": options or {}}
+    tier = {
+        "url": f"{url}?name=peer&workers=1&transport={transport}{query}",
+        "storage_options": options or {},
+    }
     return kvstore.open(f"ram://?capacity={slots * CHUNK}&pin=off", tier, **{"chunk_size": CHUNK, **more})
 
 
