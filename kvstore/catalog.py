@@ -265,19 +265,23 @@ class Catalog:
         if not victims:
             return False
         self.on_evict(victims)
-        for key in victims:
-            slot = self.ready.pop(key)
-            self.bytes -= self._length[slot]
-            self._release(slot)
+        slots = [ready.pop(key) for key in victims]
+        self.bytes -= sum([self._length[slot] for slot in slots])
+        self._release_many(slots)
         self._idle -= len(victims)
         self.evictions += len(victims)
         return True
 
     def _release(self, slot: int) -> None:
-        self._state[slot] = _FREE
-        self._key[slot] = None
-        self._generation[slot] = (self._generation[slot] + 1) & 0xFFFFFFFF
-        self._free.append(slot)
+        self._release_many((slot,))
+
+    def _release_many(self, slots: Sequence[int]) -> None:
+        state, keys, generation = self._state, self._key, self._generation
+        for slot in slots:
+            state[slot] = _FREE
+            keys[slot] = None
+            generation[slot] = (generation[slot] + 1) & 0xFFFFFFFF
+        self._free.extend(slots)
 
     # Proof.
 

@@ -40,10 +40,9 @@ class Prefetched(NamedTuple):
     def of(cls, keys: Sequence[bytes], promoted: Iterable[bytes], missing: Iterable[bytes]) -> Prefetched:
         """Sort `keys` by what became of them; what was neither promoted nor missing was skipped."""
         up, gone = set(promoted), set(missing)
+        rest = set(keys) - up - gone
         return cls(
-            tuple(key for key in keys if key in up),
-            tuple(key for key in keys if key in gone),
-            tuple(key for key in keys if key not in up and key not in gone),
+            *(tuple([key for key in keys if key in which]) if which else () for which in (up, gone, rest))
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -125,23 +125,32 @@ class WriteLease(_Lease):
             raise KeyError(key)
         self._lengths[key] = length
 
-    def commit(self, *, cascade: bool = True) -> None:
+    def commit(self, *, tiers: Collection[str] | None = None) -> None:
         """Make the chunks readable, and start their way to the tiers; the lease ends.
 
-        With ``cascade=False`` they stay in host memory, for as long as eviction leaves them there.
+        Parameters
+        ----------
+        tiers : collection of str, optional
+            Names of the tiers that they go to, of those that are written at all; by default all. With none
+            they stay in host memory, for as long as eviction leaves them there.
+
+        Raises
+        ------
+        ConfigError
+            There is no such tier; the lease goes on.
         """
         if not self.ended:
-            self._store._turn(partial(self._publish, cascade))
+            self._store._turn(partial(self._publish, tiers))
             self._forget_views()
 
     def abort(self) -> None:
         """Give the slots back; the lease ends."""
         self.give_back()
 
-    def _publish(self, cascade: bool, now: float) -> None:
+    def _publish(self, tiers: Collection[str] | None, now: float) -> None:
         whole = self._store.chunk_size
         chunks = [(key, slot, self._lengths.get(key, whole)) for key, slot in self._slots.items()]
-        self._store._commit(chunks, now, cascade=cascade)
+        self._store._commit(chunks, now, tiers=tiers)
         self.resolve()
 
     def _view(self, slot: int, key: bytes) -> memoryview:

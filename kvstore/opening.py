@@ -17,7 +17,7 @@ from .address import Address
 from .arena import Arena
 from .backends import Backend, create
 from .catalog import Catalog
-from .collect.limits import is_shared
+from .collect.limits import SHARED, is_shared
 from .collect.report import INSTANCE_BYTES
 from .config import HostConfig, StoreConfig, TierConfig, parse
 from .engine.base import BATCH_LIMIT, Engine, Slots
@@ -25,6 +25,7 @@ from .errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchEr
 from .events import EventQueue
 from .ledger import Ledger, object_size
 from .namespace import Namespace
+from .peer.choice import check_transports
 from .planner import Direction, Planner, Tally, TierState
 from .policy import make_policy
 from .store import Store
@@ -51,8 +52,10 @@ EngineFactory = Callable[[StoreConfig, Namespace, Arena, BackendFactory], Engine
 
 _log = logging.getLogger("kvstore")
 
-#: Payload bytes in one batch of transfers: enough to keep a worker busy, little enough to wait behind.
-_BATCH_BYTES = 16 << 20
+#: Payload bytes in one batch. Reads: every batch costs the caller, and what of it has come is told meanwhile.
+_READ_BYTES = 32 << 20
+#: Writes: enough to keep a worker busy, little enough for reads to wait behind.
+_WRITE_BYTES = 16 << 20
 _MOST_ITEMS = 128
 #: Batches of one direction that a worker may have: one to work on, one to go on with.
 _WINDOW = 2
@@ -131,6 +134,7 @@ def assemble(
     capacity. `engine_of` makes an engine other than the configured one; `clock` is what deadlines go by.
     """
     config = settled(config)
+    check_transports(config)
     identity = Namespace(config.namespace, config.chunk_size)
     if arena is None:
         arena = Arena.create(config.host.capacity, config.chunk_size, pin=config.host.pin)
@@ -176,16 +180,19 @@ def _over(arena: Arena, config: StoreConfig) -> StoreConfig:
 def make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
     """State of a secondary tier of `config`, by its place among them, below a host of so many slots."""
     tier = config.tiers[index]
-    items = max(_concurrency(tier), min(_MOST_ITEMS, _BATCH_BYTES // config.chunk_size), 1)
-    items = min(items, BATCH_LIMIT)
+    written = sum(other.write != "off" for other in config.tiers)
+
+    def direction(batch_bytes: int) -> Direction:
+        items = max(_concurrency(tier), min(_MOST_ITEMS, batch_bytes // config.chunk_size), 1)
+        return Direction(_WINDOW * tier.workers, min(items, BATCH_LIMIT))
+
     return TierState(
         index=index,
         config=tier,
-        slice_items=items,
-        write_limit=max(1, slots // (2 * len(config.tiers))),
-        reads=Direction(_WINDOW * tier.workers),
-        writes=Direction(_WINDOW * tier.workers),
-        ledger=Ledger(tier.capacity) if tier.capacity is not None and tier.scheme != "file" else None,
+        write_limit=max(1, slots // (2 * max(1, written))),
+        reads=direction(_READ_BYTES),
+        writes=direction(_WRITE_BYTES),
+        ledger=Ledger(tier.capacity) if tier.capacity is not None and tier.scheme not in SHARED else None,
         tally=_make_tally(config, index),
     )
 
@@ -231,6 +238,7 @@ def make_gate(
         planner.catalog,
         namespace,
         ServerCredentials.of(host.storage_options, f"tier {host.name!r}"),
+        transport=host.transport,
         engine_fd=engine.fileno(),
         counters=planner.host_counters.custom,
         nice=config.nice,
@@ -290,7 +298,7 @@ def make_engine(
 
     return ThreadsEngine(
         [
-            ThreadTier(tier.name, partial(make_worker, tier), tier.workers, tier.timeout)
+            ThreadTier(tier.name, partial(make_worker, tier), tier.workers, tier.opening_timeout)
             for tier in _lanes(config)
         ]
     )
@@ -302,14 +310,26 @@ def _concurrency(tier: TierConfig) -> int:
 
 
 def settled(config: StoreConfig) -> StoreConfig:
-    """`config` as the engine can have it: what lives in the memory of one process has one worker."""
-    if config.engine != "processes":
-        return config
-    tiers = tuple(
-        msgspec.structs.replace(tier, workers=1) if "memory" in tier.url.partition("/")[0] else tier
-        for tier in config.tiers
-    )
-    return msgspec.structs.replace(config, tiers=tiers)
+    """`config` as planner and engine can have it: a tier for each place that peers can take, and one worker
+    for what lives in the memory of one process."""
+    tiers: list[TierConfig] = []
+    for tier in config.tiers:
+        if tier.dials:
+            tiers += _places(tier)
+        elif config.engine == "processes" and "memory" in tier.url.partition("/")[0]:
+            tiers.append(msgspec.structs.replace(tier, workers=1))
+        else:
+            tiers.append(tier)
+    return msgspec.structs.replace(config, tiers=tuple(tiers))
+
+
+def _places(tier: TierConfig) -> list[TierConfig]:
+    """A tier for each peer that can be connected at a time, with one worker; they share nothing that could
+    make one wait for another."""
+    names = [f"{tier.name}-{number}" for number in range(1, tier.peers + 1)]
+    if tier.peers == 1:
+        names = [tier.name]
+    return [msgspec.structs.replace(tier, name=name, peers=1, workers=1) for name in names]
 
 
 def start_tiers(engine: Engine, tiers: list[TierState], clock: Callable[[], float]) -> None:

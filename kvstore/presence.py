@@ -120,9 +120,10 @@ class Presence:
 
     def get(self, key: bytes) -> Known:
         """What is known of `key`; whether it is being probed, the planner knows."""
-        if key in self.present:
+        present, absent = self.present, self.absent
+        if key in present._young or key in present._old:  # one call for each key looked up, not three
             return _PRESENT
-        return _ABSENT if key in self.absent else _UNKNOWN
+        return _ABSENT if key in absent._young or key in absent._old else _UNKNOWN
 
     def found(self, key: bytes, now: float) -> None:
         """`key` was seen in the tier."""

@@ -25,7 +25,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
@@ -247,9 +247,11 @@ class Serving:
 
     # For the store and its leases.
 
-    def _commit(self, chunks: Sequence[tuple[bytes, int, int]], now: float, *, cascade: bool) -> None:
+    def _commit(
+        self, chunks: Sequence[tuple[bytes, int, int]], now: float, *, tiers: Collection[str] | None
+    ) -> None:
         """Make filled slots readable; within a turn."""
-        self._planner.commit(chunks, now, cascade=cascade)
+        self._planner.commit(chunks, now, tiers=tiers)
         self._waiters.tell()
 
     def _settle(self) -> None:

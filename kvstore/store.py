@@ -26,11 +26,12 @@ How callers, waiters and the idle pump share the lock: :mod:`kvstore.serving`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from .arena import Arena
+from .buffers import Buffer, copy, view_of
 from .catalog import Catalog
 from .config import StoreConfig
 from .engine.base import Engine
@@ -44,7 +45,7 @@ from .metrics import Stats
 from .namespace import Namespace
 from .planner import Fetch, Lookup, Planner
 from .serving import Serving
-from .snapshot import take_stats
+from .snapshot import summary, take_stats
 
 if TYPE_CHECKING:
     from .gate import Gate
@@ -56,14 +57,16 @@ _PART_BYTES = 16 << 20
 #: Default of ``timeout=`` for calls that wait (seconds).
 _PATIENCE = 60.0
 
-_Buffer = bytes | bytearray | memoryview
-
 
 class Store(Serving):
     """A tiered chunk store; made by :func:`kvstore.open`.
 
     Thread-safe. In a forked child every call raises :class:`ClosedError`. A key is bytes, 16 to 64 of them;
     anything else is a ``ConfigError`` or ``TypeError``.
+
+    Where a call takes ``tiers``, these are names of the secondary tiers that it is about, in any order: by
+    default all of them, and none if empty. Where a tier ``peer://`` allows it, ``peer://host:port`` names a
+    peer; no other call asks that. A name that is neither is a ``ConfigError``.
     """
 
     def __init__(
@@ -85,9 +88,12 @@ class Store(Serving):
         self._wave = max(1, arena.slots // 2)
         self._part = max(1, min(self._wave, _PART_BYTES // self.chunk_size))
 
+    def __repr__(self) -> str:
+        return summary(self.config, self.namespace, closed=bool(self._closed))
+
     # Blocking calls.
 
-    def put(self, key: bytes, data: _Buffer, *, timeout: float | None = _PATIENCE) -> bool:
+    def put(self, key: bytes, data: Buffer, *, timeout: float | None = _PATIENCE) -> bool:
         """Store one chunk; returns once host memory holds it.
 
         Parameters
@@ -112,17 +118,17 @@ class Store(Serving):
         """
         return self.put_many({key: data}, timeout=timeout) == 1
 
-    def put_many(self, items: Mapping[bytes, _Buffer], *, timeout: float | None = _PATIENCE) -> int:
+    def put_many(self, items: Mapping[bytes, Buffer], *, timeout: float | None = _PATIENCE) -> int:
         """Store many chunks, as :meth:`put` does; returns how many were new to host memory."""
         keys = check_keys(items)
-        data = {key: self._checked(items[key]) for key in keys}
+        data = {key: view_of(items[key], self.chunk_size) for key in keys}
         deadline = self._deadline(timeout)
         stored = 0
         while keys:
             with self._reserve(keys[: self._part], lossless=True) as lease:
                 for key, slot in lease.slots.items():
                     payload = data[key]
-                    _copy(payload, self._slot(slot))
+                    copy(payload, self._slot(slot))
                     lease.set_length(key, len(payload))
             stored += len(lease)
             with self._lock:  # what somebody else is filling may yet be aborted
@@ -133,17 +139,25 @@ class Store(Serving):
                 raise NoSpaceError(f"no room for {len(keys)} chunks within {timeout} s; {self._why_full()}")
         return stored
 
-    def add(self, data: _Buffer, *, timeout: float | None = _PATIENCE) -> ChunkKey:
+    def add(self, data: Buffer, *, timeout: float | None = _PATIENCE) -> ChunkKey:
         """Store `data` under the key of its content, and return that key."""
         key = content_key(data)
         self.put(key, data, timeout=timeout)
         return key
 
-    def get(self, key: bytes, *, timeout: float | None = _PATIENCE) -> bytes | None:
+    def get(
+        self, key: bytes, *, timeout: float | None = _PATIENCE, tiers: Collection[str] | None = None
+    ) -> bytes | None:
         """The chunk as a copy, promoted to host memory if need be; None is a miss."""
-        return self.get_many([key], timeout=timeout).get(key)
+        return self.get_many([key], timeout=timeout, tiers=tiers).get(key)
 
-    def get_many(self, keys: Sequence[bytes], *, timeout: float | None = _PATIENCE) -> dict[bytes, bytes]:
+    def get_many(
+        self,
+        keys: Sequence[bytes],
+        *,
+        timeout: float | None = _PATIENCE,
+        tiers: Collection[str] | None = None,
+    ) -> dict[bytes, bytes]:
         """Chunks by key, in the order of `keys`, only those found within `timeout` seconds."""
         todo = list(dict.fromkeys(check_keys(keys)))
         deadline = self._deadline(timeout)
@@ -151,7 +165,7 @@ class Store(Serving):
         while todo:
             wave, todo = todo[: self._wave], todo[self._wave :]
             fetch = Fetch(wave, hold=True)
-            with self._turn(partial(self._start, fetch)):
+            with self._turn(partial(self._start, fetch, tiers)):
                 in_time = self._wait_for(fetch, deadline)
                 here = {key: bytes(self._payload(slot)) for key, slot in fetch.held.items()}
             found.update(here)
@@ -190,15 +204,17 @@ class Store(Serving):
 
     # Calls that never wait for storage.
 
-    def lookup(self, keys: Sequence[bytes]) -> list[Lookup]:
+    def lookup(
+        self, keys: Sequence[bytes], *, tiers: Collection[str] | None = None, anew: bool = False
+    ) -> list[Lookup]:
         """Where each of `keys` is, as far as is known; no data moves, and what is unknown is asked in the
-        background."""
+        background; with `anew` also what a tier did not have when it was asked."""
         keys = check_keys(keys)
         started = time.perf_counter()
 
         def look(now: float) -> list[Lookup]:
             self._dispatch(may_evict=True)  # before the answers: what they call HIT stays until the next call
-            answers = self._planner.lookup(keys, now)
+            answers = self._planner.lookup(keys, now, self._planner.select(tiers, now), anew=anew)
             self._planner.host_counters.histograms["lookup"].observe(time.perf_counter() - started)
             return answers
 
@@ -222,7 +238,17 @@ class Store(Serving):
         """Slots being filled from tiers."""
         return self._planner.promoting
 
-    def prefetch(self, keys: Sequence[bytes], *, into: ReadLease | None = None) -> Job[Prefetched]:
+    def is_up(self, tier: str) -> bool:
+        """Whether a tier, or a peer, is asked for chunks now: not while it is down, nor without a place."""
+        return self._turn(lambda now: self._planner.is_up(tier, now), may_evict=False)
+
+    def prefetch(
+        self,
+        keys: Sequence[bytes],
+        *,
+        into: ReadLease | None = None,
+        tiers: Collection[str] | None = None,
+    ) -> Job[Prefetched]:
         """Promote what is in some tier but not in host memory, in the order of `keys`.
 
         Parameters
@@ -243,6 +269,7 @@ class Store(Serving):
             job.settle(lambda: Prefetched.of(keys, fetch.promoted, fetch.missing))
 
         def start(now: float) -> None:
+            fetch.tiers = self._planner.select(tiers, now)
             self._jobs.add(job)
             if into is not None:
                 into._feeds.append(fetch)
@@ -274,7 +301,6 @@ class Store(Serving):
 
         Parameters
         ----------
-        keys : sequence of bytes
         wait : float
             Seconds to wait until all fit. 0 never waits: what fits gets slots, from the front, and what a
             full queue of writes cannot take is dropped from the cascade.
@@ -290,13 +316,11 @@ class Store(Serving):
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Count `keys` as used, in order: the last becomes the most recent."""
-        keys = check_keys(keys)
-        self._turn(lambda _: self._planner.touch(keys))
+        self._turn(lambda _: self._planner.touch(check_keys(keys)))
 
     def renew(self, keys: Sequence[bytes]) -> None:
         """Make `keys` the most recent, the last of them most of all, without counting them as used."""
-        keys = check_keys(keys)
-        self._turn(lambda _: self._planner.renew(keys))
+        self._turn(lambda _: self._planner.renew(check_keys(keys)))
 
     def clear(self) -> None:
         """Drop from host memory every chunk that nobody leases; the tiers keep theirs.
@@ -343,8 +367,9 @@ class Store(Serving):
 
         return self._turn(lease)
 
-    def _start(self, fetch: Fetch, now: float) -> Holding:
+    def _start(self, fetch: Fetch, tiers: Collection[str] | None, now: float) -> Holding:
         """Start a promotion that ends with the ``with`` block, and its leases with it; within a turn."""
+        fetch.tiers = self._planner.select(tiers, now)
         self._planner.fetch(fetch, now)
         return Holding(self._holds, self._settle, self._release, (fetch.held, (fetch,)))
 
@@ -356,8 +381,7 @@ class Store(Serving):
         return self.wait_until(lambda: self._planner.fits([key]), deadline - self.clock())
 
     def _wait_for_room(self, key: bytes, deadline: float) -> bool:
-        """Wait until `key` can be stored without losing anything, or is there; False when it cannot by
-        `deadline`."""
+        """Wait until `key` can be stored without losing anything, or is there; False after `deadline`."""
 
         def ready() -> bool:
             now = self.clock()
@@ -366,21 +390,6 @@ class Store(Serving):
 
         return self.wait_until(ready, deadline - self.clock())
 
-    def _checked(self, data: _Buffer) -> memoryview:
-        try:
-            given = memoryview(data)
-            if given.format == "O":
-                raise TypeError  # references to objects are not what anybody means to store
-            view = given.cast("B") if given.nbytes else memoryview(b"")
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"data must be contiguous bytes, or an array of numbers in C order, not this "
-                f"{type(data).__name__}; copy it first, as with bytes() or numpy.ascontiguousarray()"
-            ) from None
-        if len(view) > self.chunk_size:
-            raise ValueError(f"data of {len(view)} bytes is longer than a chunk ({self.chunk_size} bytes)")
-        return view
-
     def _why_full(self) -> str:
         catalog = self._catalog
         return (
@@ -388,10 +397,3 @@ class Store(Serving):
             f"{len(catalog.filling)} are being filled, {catalog.quarantined} are quarantined; "
             "end leases sooner, or raise the host's capacity"
         )
-
-
-def _copy(source: memoryview, target: memoryview) -> None:
-    """Copy to the start of `target`, and let other threads run meanwhile, as slice assignment would not."""
-    import numpy as np  # a third of the start-up of a worker process, which has no use for it
-
-    np.copyto(np.asarray(target)[: len(source)], np.asarray(source))

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..address import Address
+from ..address import Address, read_hosts
 from ..units import format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
     "AUTO",
     "CPUS",
+    "HOSTS",
     "LATER",
     "MODE",
     "NAME",
@@ -128,6 +129,17 @@ def _format_cpus(value: tuple[int, ...]) -> str:
     return ",".join(map(str, value))
 
 
+def _parse_hosts(value: object) -> tuple[str, ...]:
+    hosts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(hosts, Sequence) or not hosts:
+        raise ValueError(f"not a list of hosts: {value!r}")
+    return read_hosts(hosts)
+
+
+def _format_hosts(value: tuple[str, ...]) -> str:
+    return ",".join(value).replace(":", "%3A")  # in a URL "::" would begin another component
+
+
 _CPU = count(0, 65535)
 
 SIZE = Kind(parse_size, format_size, format_size)
@@ -136,6 +148,7 @@ NAME = Kind(_parse_name, str, str)
 SERVE = Kind(_parse_serve, str, str)
 MODE = Kind(_parse_mode, _format_mode, _format_mode)
 CPUS = Kind(_parse_cpus, _format_cpus, list)
+HOSTS = Kind(_parse_hosts, _format_hosts, list)
 AUTO = choice("auto", "on", "off")
 LATER = Kind(str, str, str)
 """Values of options that are not available yet; nothing reads them."""

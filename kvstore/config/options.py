@@ -11,7 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from .kinds import AUTO, CPUS, LATER, MODE, NAME, SERVE, SIZE, TIMEOUT, Kind, choice, count, nearest, switch
+from .kinds import (
+    AUTO,
+    CPUS,
+    HOSTS,
+    LATER,
+    MODE,
+    NAME,
+    SERVE,
+    SIZE,
+    TIMEOUT,
+    Kind,
+    choice,
+    count,
+    nearest,
+    switch,
+)
 
 __all__ = ["OPTIONS", "SETTINGS", "Option", "find_option"]
 
@@ -34,8 +49,8 @@ class Option:
     help : str
         One line.
     tiers : str
-        ``"every"`` tier, the ``"host"`` tier, any ``"secondary"`` tier, or secondary tiers of one scheme,
-        such as ``"file"``; ``"store"`` for settings.
+        ``"every"`` tier, the ``"host"`` tier, any ``"secondary"`` tier, or secondary tiers of some schemes,
+        such as ``"file"`` or ``"file s3"``; ``"store"`` for settings.
     not_for : tuple of str
         Schemes that do not take it although `tiers` says so.
     available : bool
@@ -79,7 +94,7 @@ class Option:
     def applies_to(self, scheme: str) -> bool:
         """Whether a tier of this scheme takes the option."""
         group = "host" if scheme == "ram" else "secondary"
-        return scheme not in self.not_for and self.tiers in ("every", scheme, group)
+        return scheme not in self.not_for and not {"every", scheme, group}.isdisjoint(self.tiers.split())
 
 
 def find_option(name: str, scheme: str, where: str) -> Option:
@@ -105,7 +120,8 @@ def find_option(name: str, scheme: str, where: str) -> Option:
         raise ConfigError(f"{where}: {name!r} is no option of {scheme}://")
     if not option.applies_to(scheme):
         takers = {"host": "the host tier (ram://)", "secondary": "secondary tiers"}
-        taker = takers.get(option.tiers, f"{option.tiers}:// tiers")
+        schemes = " and ".join(f"{name}://" for name in option.tiers.split())
+        taker = takers.get(option.tiers, f"{schemes} tiers")
         raise ConfigError(f"{where}: {name!r} is an option of {taker}, not of {scheme}://")
     return option
 
@@ -153,6 +169,14 @@ OPTIONS: dict[str, Option] = _table(
         example="tcp://127.0.0.1:5710",
         tiers="host",
         help="Address at which peers may read host memory; without a host it is the loopback interface.",
+    ),
+    Option(
+        name="transport",
+        kind=choice("auto", "zmq", "nixl"),
+        default="auto",
+        example="zmq",
+        tiers="ram peer",
+        help="How chunks come from peers, on both sides; auto takes NIXL where both have it, else TCP.",
     ),
     Option(
         name="write",
@@ -215,7 +239,7 @@ OPTIONS: dict[str, Option] = _table(
         name="ttl",
         kind=TIMEOUT,
         example="7d",
-        tiers="file",
+        tiers="file s3 s3a",
         help="How long a chunk is kept that nobody uses.",
     ),
     Option(
@@ -242,9 +266,25 @@ OPTIONS: dict[str, Option] = _table(
         tiers="file",
         help="Permissions of files, in octal; directories may also be entered by those who may read.",
     ),
+    Option(
+        name="peers",
+        kind=count(1, 64),
+        default=8,
+        example="16",
+        tiers="peer",
+        help="Of `peer://` without an address: peers, named by requests, that are connected at a time.",
+    ),
+    Option(
+        name="allow",
+        kind=HOSTS,
+        default=("loopback",),
+        example="10.0.0.0/16,*.svc.cluster.local",
+        tiers="peer",
+        help="Of `peer://` without an address: hosts that requests may name, as names, `*.domain`, addresses "
+        "or networks; `loopback` is this machine, `any` is every host.",
+    ),
     Option(name="admit", kind=LATER, available=False),
     Option(name="min_priority", kind=LATER, available=False),
-    Option(name="transport", kind=LATER, tiers="peer", available=False),
 )
 
 SETTINGS: dict[str, Option] = _table(

@@ -15,7 +15,12 @@ from .urls import default_name, label, local_path, normalise, scheme_of, split_u
 __all__ = ["HostConfig", "TierConfig", "read_tier"]
 
 _HOST_URL = "ram://"
+_ANY_PEER = "peer://"
 _HOST_NAME = "host"
+#: Schemes whose backends have nothing to import or to set up that takes time.
+_OPEN_AT_ONCE = ("file", "memory", "peer")
+#: Seconds that the others get to open, however short their timeout is.
+_LEAST_TO_CONNECT = 5.0
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +37,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
         Whether host memory is pinned for device copies.
     serve : str or None
         Address at which peers may read.
+    transport : {"auto", "zmq", "nixl"}
+        How chunks go to peers.
     storage_options : dict
         What peers have to prove, which is secret: never shown by ``repr``.
 
@@ -46,6 +53,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: Literal["lru", "arc", "priority"] = OPTIONS["policy"].default
     pin: Literal["auto", "on", "off"] = OPTIONS["pin"].default
     serve: str | None = OPTIONS["serve"].default
+    transport: Literal["auto", "zmq", "nixl"] = OPTIONS["transport"].default
     storage_options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -113,6 +121,12 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
     direct : {"auto", "on", "off"}
     mode : int
         Permission bits of files.
+    transport : {"auto", "zmq", "nixl"}
+        How chunks come from a peer; of ``peer://`` only.
+    peers : int
+        Of ``peer://`` without an address only, as is the next: peers that are connected at a time.
+    allow : tuple of str
+        Hosts that requests may name, see :func:`kvstore.address.is_allowed`.
     storage_options : dict
         Arguments of the filesystem, which may be secrets: never shown by ``repr``.
 
@@ -139,6 +153,9 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
     durability: Literal["none", "data", "full"] = OPTIONS["durability"].default
     direct: Literal["auto", "on", "off"] = OPTIONS["direct"].default
     mode: int = OPTIONS["mode"].default
+    transport: Literal["auto", "zmq", "nixl"] = OPTIONS["transport"].default
+    peers: int = OPTIONS["peers"].default
+    allow: tuple[str, ...] = OPTIONS["allow"].default
     storage_options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -160,6 +177,17 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
     def scheme(self) -> str:
         """Scheme of the URL; of a chained one, the first."""
         return scheme_of(self.url)
+
+    @property
+    def opening_timeout(self) -> float:
+        """Seconds that a backend may take to open: more than an operation, where a client library has to be
+        imported and to connect."""
+        return self.timeout if self.scheme in _OPEN_AT_ONCE else max(self.timeout, _LEAST_TO_CONNECT)
+
+    @property
+    def dials(self) -> bool:
+        """Whether it stands for peers that requests name, ``peer://`` without an address."""
+        return self.url == _ANY_PEER
 
     @property
     def path(self) -> str:
@@ -258,11 +286,15 @@ def _plains(config: HostConfig | TierConfig, usual_name: str) -> dict[str, Any]:
 
 
 def _check_peer(config: TierConfig, where: str) -> None:
-    """A peer has an address, and is only read, whether that is said or not."""
-    try:
-        Address.parse(config.url.partition("://")[2])
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error} (example: peer://10.0.0.1:5710)") from None
+    """A peer has an address, unless requests name it, and is only read, whether that is said or not."""
+    if not config.dials:
+        try:
+            Address.parse(config.url.partition("://")[2])
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error} (example: peer://10.0.0.1:5710)") from None
+        for name in ("peers", "allow"):
+            if getattr(config, name) != OPTIONS[name].default:
+                raise ConfigError(f"{where}: {name!r} is an option of peer:// without an address")
     if config.write == "off":
         msgspec.structs.force_setattr(config, "write", OPTIONS["write"].default)
 

@@ -15,6 +15,8 @@ _CHAIN = re.compile(r"::(?![0-9A-Fa-f:.%]*\])")  # but not the "::" inside an IP
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?")
 _BUCKET = re.compile(r"arn:.*|[^:]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _OBJECT_STORES = frozenset(
     {"abfs", "abfss", "adl", "az", "gcs", "gs", "oci", "oss", "r2", "s3", "s3a", "wasb"}
 )
@@ -82,11 +84,14 @@ def normalise(location: str) -> str:
     ('file:///kv%20store', 's3://bucket/kv')
     """
     _refuse_credentials(location)
-    if not location:
+    if not location.strip():
         raise ConfigError("a tier without a URL; write one such as file:///mnt/kv")
     if "?" in location:
         raise ConfigError(f"{label(location)}: options are fields of their own here, not part of the URL")
+    _refuse_stray_characters(location)
     if _CHAIN.search(location):
+        if not all(_CHAIN.split(location)):
+            raise ConfigError(f"{label(location)}: a component of the chained URL is empty")
         return location
     scheme, separator, rest = location.partition("://")
     if not separator:
@@ -99,7 +104,7 @@ def normalise(location: str) -> str:
     rest = rest.rstrip("/")
     if scheme == "ram" and rest:
         raise ConfigError(f"{label(location)}: the host tier has no path; write ram://?capacity=64GiB")
-    if scheme in _OBJECT_STORES and not rest:
+    if scheme in _OBJECT_STORES and (not rest or rest.startswith("/")):
         raise ConfigError(f"{label(location)}: no bucket; write {scheme}://bucket/prefix")
     return f"{scheme}://{rest}"
 
@@ -137,19 +142,42 @@ def label(location: str) -> str:
 
 
 def _normalise_path(path: str) -> str:
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
-        scheme = path.partition(":")[0].lower()
+    if like := re.match(r"([A-Za-z][A-Za-z0-9+.-]*)(:|//)", path):
+        scheme = like[1].lower()
         raise ConfigError(f"{label(path)}: not a URL; write {scheme}://... or, for a local path, ./{path}")
     home = os.path.expanduser(path)  # noqa: PTH111  Path.expanduser raises where there is no such user
-    return Path(os.path.abspath(home)).as_uri()
+    return _file_url(home)
 
 
 def _normalise_file(rest: str) -> str:
     rest = rest.removeprefix("localhost") if rest.startswith("localhost/") else rest
+    where = label(f"file://{rest}")
+    if not rest:
+        raise ConfigError(f"{where}: no path; write one such as file:///mnt/kv")
     if not re.match(r"/|\.\.?(/|$)", rest):
         remedy = f"file:///{rest} for an absolute path, file://./{rest} for a relative one"
-        raise ConfigError(f"{label('file://' + rest)}: a file URL has no host; write {remedy}")
-    return Path(os.path.abspath(local_path(rest))).as_uri()
+        raise ConfigError(f"{where}: a file URL has no host; write {remedy}")
+    if "#" in rest:
+        raise ConfigError(f"{where}: a tier's URL has no fragment; write %23 for a '#' in a path")
+    if _BAD_ESCAPE.search(rest):
+        raise ConfigError(f"{where}: '%' begins an escape such as %20; write %25 for a '%' in a path")
+    return _file_url(local_path(rest))
+
+
+def _file_url(path: str) -> str:
+    if "\0" in path:
+        raise ConfigError(f"{label(path)}: a path cannot hold the character NUL")
+    return Path(os.path.abspath(path)).as_uri()
+
+
+def _refuse_stray_characters(location: str) -> None:
+    """Raise where more than the URL was pasted from a line or a field; a local path may hold anything."""
+    is_url = "://" in location
+    if location[0].isspace() or (is_url and (location[-1].isspace() or _CONTROL.search(location))):
+        raise ConfigError(
+            f"{label(location)}: white space around a URL, or a control character in it; "
+            "remove it, or write it as an escape such as %20"
+        )
 
 
 def _refuse_credentials(url: str) -> None:

@@ -71,7 +71,7 @@ class Batch(NamedTuple):
     """Items of one verb for one tier, :data:`BATCH_LIMIT` at most.
 
     `slots` and `lengths` (bytes of payload) are parallel to `keys`; they are empty for verbs that move
-    nothing.
+    nothing. `address` is that of the peer to ask, for a tier whose peers are named by requests.
     """
 
     id: int
@@ -80,6 +80,7 @@ class Batch(NamedTuple):
     keys: list[bytes]
     slots: list[int]
     lengths: list[int]
+    address: str = ""
 
 
 class Result(NamedTuple):

@@ -144,6 +144,12 @@ class Nursery:
             self._living[pidfd] = child
         return child
 
+    def want(self, tier: int, count: int) -> None:
+        """Start `count` worker processes for `tier` soon, without waiting for it."""
+        with self._lock:
+            self._due += [(time.monotonic(), tier)] * count
+        self._wake.ring()
+
     def postpone(self, tier: int) -> None:
         """Start a worker process for `tier` a little later; each time the pause is longer."""
         pause = self._pauses[tier]

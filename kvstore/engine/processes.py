@@ -11,8 +11,9 @@ Who owns what:
   report is one failed receive however many workers there are. Messages carry keys and slot numbers; payload
   never does.
 
-A worker gets batches once its backend has been opened, well or not. What it has not answered when it ends
-fails; before that is said, everything that it did answer has been received.
+A worker gets batches once its backend has been opened, well or not; that of a place for peers is started when
+the first peer is named. What it has not answered when it ends fails; before that is said, everything that it
+did answer has been received.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .nursery import Child, Nursery, hang_up
 
 __all__ = ["ProcessTier", "ProcessesEngine"]
 
-#: Seconds that a fresh interpreter may take until it opens its backend; the tier's timeout comes on top.
+#: Seconds that a fresh interpreter may take until it opens its backend; the tier's time to open comes on top.
 _START_UP = 10.0
 
 
@@ -124,6 +125,7 @@ class ProcessesEngine(Engine):
         self._nursery = Nursery(specs, self._bell)
         self._workers: dict[int, _Worker] = {}  # by number
         self._waiting: list[deque[Batch]] = [deque() for _ in self._tiers]  # while a tier has no worker
+        self._asleep = {index for index, tier in enumerate(self._tiers) if tier.config.dials}
         self._full: dict[int, _Worker] = {}  # workers with a backlog
         self._answers: list[Completion] = []  # the engine's own, for batches that no worker will answer
         self._encoder = make_encoder()
@@ -133,7 +135,7 @@ class ProcessesEngine(Engine):
     def start(self) -> list[Exception | None]:
         errors: list[Exception | None] = [None] * len(self._tiers)
         for index, tier in enumerate(self._tiers):
-            for _ in range(tier.workers):
+            for _ in range(0 if index in self._asleep else tier.workers):
                 try:
                     self._adopt(self._nursery.spawn(index))
                 except OSError as error:
@@ -162,6 +164,9 @@ class ProcessesEngine(Engine):
                 worker.batches[batch.id] = (batch, bytearray(max(1, len(batch.keys))))
                 return
         self._waiting[batch.tier].append(batch)
+        if batch.tier in self._asleep:
+            self._asleep.discard(batch.tier)
+            self._nursery.want(batch.tier, self._tiers[batch.tier].workers)
 
     def poll(self) -> list[Completion]:
         done, self._answers = self._answers, []
@@ -219,7 +224,7 @@ class ProcessesEngine(Engine):
             self.poll()
 
     def _first_error(self, index: int, workers: Sequence[_Worker]) -> Exception | None:
-        name, timeout = self._tiers[index].config.name, self._tiers[index].config.timeout
+        name, timeout = self._tiers[index].config.name, self._tiers[index].config.opening_timeout
         for worker in workers:
             if not worker.opened:
                 return BackendError(f"tier {name!r} did not answer within {timeout:g} s", tier=name)
@@ -230,7 +235,7 @@ class ProcessesEngine(Engine):
     # Books.
 
     def _adopt(self, child: Child) -> None:
-        deadline = time.monotonic() + _START_UP + self._tiers[child.tier].config.timeout
+        deadline = time.monotonic() + _START_UP + self._tiers[child.tier].config.opening_timeout
         self._workers[child.number] = _Worker(child, deadline)
 
     def _take_notes(self) -> list[Child]:
@@ -256,7 +261,7 @@ class ProcessesEngine(Engine):
                 self._cross_off(worker, content)
                 done.append(content)
             elif not content:
-                worker.deadline = time.monotonic() + self._tiers[worker.child.tier].config.timeout
+                worker.deadline = time.monotonic() + self._tiers[worker.child.tier].config.opening_timeout
             else:
                 self._opened(worker, decode_outcome(content))
 

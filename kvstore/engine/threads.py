@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -27,12 +27,13 @@ _MOST_LOST = 8
 
 @dataclass(frozen=True)
 class ThreadTier:
-    """What the engine needs to know of a tier: `workers` threads, each with what `make` returns."""
+    """What the engine needs to know of a tier: `workers` threads, each with what `make` returns, which gets
+    `opening_timeout` seconds to open."""
 
     name: str
     make: Callable[[], Worker]
     workers: int
-    timeout: float
+    opening_timeout: float
 
 
 @dataclass
@@ -46,6 +47,7 @@ class _Lane:
     lock: threading.RLock = field(default_factory=threading.RLock)
     heap: list[tuple[int, int, Batch]] = field(default_factory=list)
     running: dict[int, threading.Thread] = field(default_factory=dict)
+    opening: dict[threading.Thread, float] = field(default_factory=dict)  # their deadlines
     lost: set[threading.Thread] = field(default_factory=set)  # hung; they serve again when they come back
     serving: int = 0  # threads that are not lost
     closed: bool = False
@@ -75,25 +77,42 @@ class _Lane:
             self.running[batch.id] = me
             return batch
 
+    def opened(self) -> None:
+        """The calling thread is ready for batches, or never will be."""
+        with self.lock:
+            del self.opening[threading.current_thread()]
+
     def finish(self, batch: Batch) -> None:
         with self.lock:
             self.running.pop(batch.id, None)
 
-    def withdraw(self, batch_id: int) -> Batch | threading.Thread | None:
-        """The batch, if nobody had taken it; else the thread that has it, now counted as lost."""
+    def withdraw(self, batch_id: int) -> Batch | None:
+        """Give up on a batch: returns it if nobody had taken it. Threads that are past their time with it, or
+        with opening their backend while it waited, count as lost."""
         with self.lock:
             for i, (_, _, batch) in enumerate(self.heap):
                 if batch.id == batch_id:
                     self.heap[i] = self.heap[-1]
                     self.heap.pop()
                     self.heap.sort()
+                    now = time.monotonic()
+                    self._lose([thread for thread, end in self.opening.items() if now >= end])
                     return batch
-            thread = self.running.get(batch_id)
-            if thread is None or thread in self.lost:
-                return None
-            self.lost.add(thread)
-            self.serving -= 1
-            return thread
+            if batch_id in self.running:
+                self._lose([self.running[batch_id]])
+            return None
+
+    def _lose(self, threads: Iterable[threading.Thread]) -> None:
+        hung = set(threads) - self.lost
+        self.lost |= hung
+        self.serving -= len(hung)
+
+    @property
+    def short(self) -> int:
+        """How many threads to start in place of lost ones."""
+        with self.lock:
+            missing = self.tier.workers - self.serving
+            return max(0, min(missing, _MOST_LOST * self.tier.workers + 1 - len(self.lost)))
 
     def close(self) -> list[Batch]:
         with self.lock:
@@ -124,7 +143,7 @@ class ThreadsEngine(Engine):
         errors: list[Exception | None] = []
         for lane in self._lanes:
             mine, opened = opened[: lane.tier.workers], opened[lane.tier.workers :]
-            deadline = time.monotonic() + lane.tier.timeout
+            deadline = time.monotonic() + lane.tier.opening_timeout
             errors.append(_first_error(mine, deadline, lane.tier))
         return errors
 
@@ -142,12 +161,10 @@ class ThreadsEngine(Engine):
 
     def abandon(self, batch: Batch) -> None:
         lane = self._lanes[batch.tier]
-        found = lane.withdraw(batch.id)
-        if isinstance(found, threading.Thread):
-            if len(lane.lost) <= _MOST_LOST * lane.tier.workers:
-                self._start_thread(lane)
-        elif found is not None:
-            self._emit(answer_all(found, Result(Status.CANCELLED)))
+        if lane.withdraw(batch.id) is not None:
+            self._emit(answer_all(batch, Result(Status.CANCELLED)))
+        for _ in range(lane.short):
+            self._start_thread(lane)
 
     def fileno(self) -> int:
         return self._bell.fd
@@ -167,9 +184,12 @@ class ThreadsEngine(Engine):
         thread = threading.Thread(
             target=self._serve, args=(lane, opening), name=f"kvstore-{lane.tier.name}", daemon=True
         )
+        with lane.lock:
+            lane.opening[thread] = time.monotonic() + lane.tier.opening_timeout
         try:
             thread.start()
         except RuntimeError as error:  # the system has no more threads: those there are go on
+            del lane.opening[thread]
             opening.fail(error)
             return opening
         lane.serving += 1
@@ -181,6 +201,7 @@ class ThreadsEngine(Engine):
         try:
             worker = lane.tier.make()
         except Exception as error:
+            lane.opened()
             opening.fail(error)
             self._refuse(lane, error)
             return
@@ -189,6 +210,7 @@ class ThreadsEngine(Engine):
             opening.over.set()
         except Exception as error:
             opening.fail(error)
+        lane.opened()
         while (batch := lane.take()) is not None:
             worker.run(batch, self._emit)
             lane.finish(batch)
@@ -223,7 +245,7 @@ def _first_error(openings: Sequence[_Opening], deadline: float, tier: ThreadTier
     for opening in openings:
         if not opening.over.wait(max(0.0, deadline - time.monotonic())):
             return BackendError(
-                f"tier {tier.name!r} did not answer within {tier.timeout:g} s", tier=tier.name
+                f"tier {tier.name!r} did not answer within {tier.opening_timeout:g} s", tier=tier.name
             )
         if opening.error is not None:
             return opening.error

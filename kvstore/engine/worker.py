@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -26,13 +25,14 @@ from ..collect.collector import Collector
 from ..collect.report import Report
 from ..errors import CorruptChunkError
 from .base import Batch, Completion, Result, Status, Verb, answer_all
+from .crew import Crew
 
 __all__ = ["Worker"]
 
 #: Results are reported at least this often (seconds). The head of a batch of reads is usable before its tail
 #: has come; nobody waits for the head of one of writes, and every report costs the worker a turn of the
 #: interpreter.
-_REPORT_EVERY = {Verb.READ: 0.005, Verb.WRITE: 0.02}
+_REPORT_EVERY = {Verb.READ: 0.01, Verb.WRITE: 0.02}
 #: Characters of an error that are reported.
 _LONGEST_ERROR = 500
 #: Keys of the first part of a probe or a delete.
@@ -83,7 +83,8 @@ class Worker:
         self._view = view
         self._collector = collector
         self._opened = False
-        self._pool = ThreadPoolExecutor(concurrency, "kvstore-io") if concurrency > 1 else None
+        self._address = ""
+        self._crew = Crew(concurrency, "kvstore-io") if concurrency > 1 else None
         self._retrying = Retrying(
             retry=retry_if_exception(retryable),
             stop=stop_after_attempt(retries) | stop_after_delay(timeout / 2)
@@ -101,8 +102,8 @@ class Worker:
 
     def close(self) -> None:
         """Close the backend; its errors no longer concern anybody."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._crew is not None:
+            self._crew.close()
         try:
             if self._collector is not None:
                 self._collector.close()
@@ -115,6 +116,9 @@ class Worker:
         try:
             if not self._opened:  # the tier was down at start
                 self.open()
+            if batch.address != self._address:
+                self._address = batch.address
+                self._backend.dial(batch.address)
             self._run(batch, emit)
         except Exception as error:
             emit(answer_all(batch, _failed(error)))
@@ -189,7 +193,7 @@ class Worker:
 
     def _transfer(self, batch: Batch, emit: _Emit) -> None:
         move = self._read if batch.verb is Verb.READ else self._write
-        mapper, report_every = map if self._pool is None else self._pool.map, _REPORT_EVERY[batch.verb]
+        mapper, report_every = map if self._crew is None else self._crew.map, _REPORT_EVERY[batch.verb]
         first, results, reported = 0, [], time.perf_counter()
         for result in mapper(move, batch.keys, batch.slots, batch.lengths):
             results.append(result)

@@ -2,7 +2,7 @@
 
 from .core import Lookup, Planner
 from .erase import Erasure
-from .fetch import Fetch
+from .request import Fetch
 from .tier import Direction, Tally, TierState
 
 __all__ = ["Direction", "Erasure", "Fetch", "Lookup", "Planner", "Tally", "TierState"]

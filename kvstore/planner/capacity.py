@@ -1,14 +1,14 @@
 """``capacity=`` of a secondary tier: writes wait until there is room.
 
-In a directory all instances keep to its limits together (:mod:`kvstore.planner.shared`). Elsewhere each makes
-room for itself: its ledger learns from a scan at open what is there; until then nothing is written. Victims
-are the least recently used.
+In a directory or a bucket all instances keep to its limits together (:mod:`kvstore.planner.shared`).
+Elsewhere each makes room for itself: its ledger learns from a scan at open what is there; until then nothing
+is written. Victims are the least recently used.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from ..collect.report import Report
 from ..engine.base import Result, Verb
@@ -89,20 +89,15 @@ class CapacityKeeper:
             gate.held.append(item)
             gate.open(now)
 
-    def withdraw(self, tier: TierState, key: bytes) -> Item | None:
-        """Take back a write that no worker has yet; None when it is under way."""
+    def withdraw(self, tier: TierState, keys: Container[bytes]) -> list[Item]:
+        """Take back the writes of `keys` that no worker has yet."""
         gate = self._gates.get(tier.index)
-        queues = [tier.writes.queues[Verb.WRITE]]
-        if gate is not None:
-            queues.append(gate.held)
-        for queue in queues:
-            for i, item in enumerate(queue):
-                if item[0] == key:
-                    del queue[i]
-                    if gate is not None and queue is queues[0]:
-                        gate.taken_back(object_size(item[2]))
-                    return item
-        return None
+        queued = _take_out(tier.writes.queues[Verb.WRITE], keys)
+        if gate is None:
+            return queued
+        for _, _, length in queued:
+            gate.taken_back(object_size(length))
+        return queued + _take_out(gate.held, keys)
 
     def withdrawn(self, tier: TierState, now: float) -> None:
         """A write was taken back: others may fit in its place."""
@@ -127,6 +122,16 @@ class CapacityKeeper:
     def release(self, item: Item, tier: TierState) -> None:
         """Pass a write on to the dispatcher."""
         self._dispatcher.enqueue(tier, Verb.WRITE, [item])
+
+
+def _take_out(queue: deque[Item], keys: Container[bytes]) -> list[Item]:
+    """Remove the items of `keys` from a queue, in one pass however many they are."""
+    found = [item for item in queue if item[0] in keys]
+    if found:
+        left = [item for item in queue if item[0] not in keys]
+        queue.clear()
+        queue.extend(left)
+    return found
 
 
 class _Gate:

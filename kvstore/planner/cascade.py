@@ -6,7 +6,7 @@ that was given away would put another chunk's bytes under the key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 
 from ..catalog import Catalog
 from ..engine.base import Result, Status
@@ -52,13 +52,19 @@ class Cascader:
 
     # What the planner asks.
 
-    def committed(self, chunks: Iterable[tuple[bytes, int]], now: float) -> None:
+    def committed(
+        self, chunks: Iterable[tuple[bytes, int]], now: float, tiers: Collection[TierState] | None = None
+    ) -> None:
         """Callers have stored ``(key, slot)``: queue the writes that are due at once, note those owed for
-        later."""
+        later; to `tiers` only, if given."""
+        through, on_evict = self._through, self._on_evict
+        if tiers is not None:
+            through = [tier for tier in through if tier in tiers]
+            on_evict = [tier for tier in on_evict if tier in tiers]
         for key, slot in chunks:
-            for tier in self._through:
+            for tier in through:
                 self._offer(tier, key, slot, now)
-            for tier in self._on_evict:
+            for tier in on_evict:
                 if key not in tier.tombs and tier.presence.get(key) is not Known.PRESENT:
                     tier.owed[key] = None
 
@@ -79,6 +85,8 @@ class Cascader:
                 return
             self._cleaned_at = self._catalog.published
         for tier in self._on_evict:
+            if not all_of_it and tier.writes.breaker.blocked(now):
+                continue  # it may be up again before eviction comes to them
             candidates = list(tier.owed) if all_of_it else self._catalog.policy.coldest(2 * self._margin)
             for key in candidates:
                 if tier.write_room() <= 0:
@@ -110,14 +118,13 @@ class Cascader:
         """Number that the next write will get."""
         return self._sequence
 
-    def withdraw(self, tier: TierState, key: bytes, now: float) -> bool:
-        """Take back a write that no worker has yet; False when it is under way."""
-        item = self._keeper.withdraw(tier, key)
-        if item is None:
-            return False
-        self._finish(tier, item)
-        self._keeper.withdrawn(tier, now)
-        return True
+    def withdraw(self, tier: TierState, keys: Container[bytes], now: float) -> None:
+        """Take back the writes of `keys` that no worker has yet."""
+        items = self._keeper.withdraw(tier, keys)
+        for item in items:
+            self._finish(tier, item)
+        if items:
+            self._keeper.withdrawn(tier, now)
 
     def drop(self, tier: TierState, item: Item) -> None:
         """A write that waited for room in vain."""
@@ -137,12 +144,14 @@ class Cascader:
                 continue
             if result.status is Status.CANCELLED:
                 tier.counters.dropped += 1
+            self._account_for_failure(tier, item, result)
             self._ended(tier, item, now)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """The worker is through with the slot at last."""
         if result.status is Status.OK:
             self._note(tier, [(item, result.value)], now)
+        self._account_for_failure(tier, item, result)
         self._ended(tier, item, now)
 
     def _offer(self, tier: TierState, key: bytes, slot: int, now: float) -> None:
@@ -173,6 +182,12 @@ class Cascader:
         tier.chunks += len(new)
         if new:
             self._events.emit(report.written(new, self._host, tier))
+
+    @staticmethod
+    def _account_for_failure(tier: TierState, item: Item, result: Result) -> None:
+        """A remote server may have carried out what failed here, when only its answer was lost."""
+        if result.status is Status.FAILED and tier.remote and tier.tally is not None:
+            tier.tally.may_have_written(object_size(item[2]))
 
     def _ended(self, tier: TierState, item: Item, now: float) -> None:
         self._finish(tier, item)

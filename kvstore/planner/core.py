@@ -6,6 +6,8 @@ No thread, no clock, no I/O. Each method is told the time, changes catalog and p
 ============ ==============================================================
 dispatch     queues -> batches -> results; windows, deadlines, breakers
 locate       where is a key? presence and probes
+select       which tiers a request is about, and which peers
+request      one request for promotion
 fetch        promotion in key order, in waves, single-flight
 cascade      writes to the tiers: through, on evict, cleaning
 capacity     room in tiers that have a ``capacity``
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
+from functools import partial
 
 from ..catalog import Catalog
 from ..engine.base import Batch, Completion, Verb
@@ -29,8 +32,10 @@ from .capacity import CapacityKeeper
 from .cascade import Cascader
 from .dispatch import Dispatcher
 from .erase import Eraser, Erasure
-from .fetch import Fetch, Fetcher
+from .fetch import Fetcher
 from .locate import Locator
+from .request import Fetch
+from .select import Selector
 from .tier import TierState
 
 __all__ = ["Lookup", "Planner"]
@@ -81,6 +86,7 @@ class Planner:
         self._host = host
         self._dispatcher = Dispatcher(tiers, events)
         self._locator = Locator(tiers, self._dispatcher)
+        self._selector = Selector(tiers)
         self._fetcher = Fetcher(tiers, catalog, self._dispatcher, self._locator, events, host, budget)
         self._keeper = keeper = CapacityKeeper(tiers, self._dispatcher)
         self._cascader = Cascader(tiers, catalog, keeper, events, host)
@@ -127,15 +133,34 @@ class Planner:
 
     # Look-ups and loads.
 
-    def lookup(self, keys: Sequence[bytes], now: float) -> list[Lookup]:
-        """Answer for each of `keys`, and start probes for those of which nothing is known."""
+    def select(self, names: Collection[str] | None, now: float) -> Sequence[TierState] | None:
+        """The tiers with these names, see :class:`Selector`; None, for the usual ones, goes through."""
+        return None if names is None else self._selector.select(names, now)
+
+    def is_up(self, name: str, now: float) -> bool:
+        """Whether a tier, or a peer, may be asked for chunks."""
+        return any(tier.readable(now) for tier in self._selector.select([name], now))
+
+    def lookup(
+        self,
+        keys: Sequence[bytes],
+        now: float,
+        tiers: Sequence[TierState] | None = None,
+        *,
+        anew: bool = False,
+    ) -> list[Lookup]:
+        """Answer for each of `keys`, and start probes for those of which nothing is known in `tiers`, or with
+        `anew` only that they were absent."""
         ready, hit, other = self.catalog.ready, Lookup.HIT, self._lookup_elsewhere
         unknown: list[tuple[bytes, TierState]] = []
         self._locator.age(now)
-        answers = [hit if key in ready else other(key, now, unknown) for key in keys]
+        if anew:
+            self._locator.doubt(keys, tiers)
+        where = partial(self._locator.where, askable=self._locator.askable(now, tiers), tiers=tiers)
+        answers = [hit if key in ready else other(key, where, unknown) for key in keys]
         if unknown:
             unknown = list(dict.fromkeys(unknown))
-            taken = self._locator.ask(unknown)
+            taken = self._locator.ask(unknown, tiers)
             if taken < len(unknown):
                 refused = {key for key, _ in unknown[taken:]}
                 answers = [Lookup.MISS if key in refused else a for key, a in zip(keys, answers, strict=True)]
@@ -214,10 +239,11 @@ class Planner:
         return {key: catalog.reserve(key) for key in wanted[:room]}
 
     def commit(
-        self, chunks: Sequence[tuple[bytes, int, int]], now: float, *, cascade: bool = True
+        self, chunks: Sequence[tuple[bytes, int, int]], now: float, *, tiers: Collection[str] | None = None
     ) -> list[bytes]:
-        """Make ``(key, slot, length)`` READY and, unless not wanted, plan their cascades; returns the keys
-        that are READY now."""
+        """Make ``(key, slot, length)`` READY and plan their cascades, to all tiers or to those with these
+        names; returns the keys that are READY now."""
+        targets = None if tiers is None else self._selector.stored_in(tiers)
         before = self.catalog.bytes
         published = self.catalog.publish_many(chunks)
         self.host_counters.writes += len(published)
@@ -227,8 +253,7 @@ class Planner:
         if keys:
             self._events.emit(report.stored(keys, self._host))
             self._eraser.stored(keys)
-        if cascade:
-            self._cascader.committed(published, now)
+        self._cascader.committed(published, now, targets)
         return keys
 
     def abort(self, chunks: Sequence[tuple[bytes, int]], now: float) -> None:
@@ -244,8 +269,9 @@ class Planner:
             return True
         if key in catalog.filling or self._cascader.room(now) <= self._stores_to_come():
             return False
-        owed = {key for tier in self.tiers for key in tier.owed}
-        return catalog.free > 0 or catalog.idle > self._idle_among(owed)
+        if catalog.free or catalog.idle > sum(len(tier.owed) for tier in self.tiers):
+            return True
+        return catalog.idle > self._idle_among({key for tier in self.tiers for key in tier.owed})
 
     def fits(self, keys: Sequence[bytes]) -> bool:
         """Whether there are slots for all of `keys`, for a caller who is not lossless."""
@@ -305,10 +331,15 @@ class Planner:
         counts["evictions"] = self.catalog.evictions
         return counts
 
-    def _lookup_elsewhere(self, key: bytes, now: float, unknown: list[tuple[bytes, TierState]]) -> Lookup:
+    def _lookup_elsewhere(
+        self,
+        key: bytes,
+        where: Callable[[bytes], tuple[TierState | None, Known]],
+        unknown: list[tuple[bytes, TierState]],
+    ) -> Lookup:
         if key in self.catalog.filling:
             return Lookup.PENDING
-        tier, known = self._locator.where(key, now)
+        tier, known = where(key)
         if known is Known.PRESENT:
             return Lookup.PENDING
         if known is Known.ABSENT:

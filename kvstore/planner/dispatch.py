@@ -156,14 +156,14 @@ class Dispatcher:
         if verb is None or not direction.breaker.admit(now):
             return False
         queue = direction.queues[verb]
-        most = (BATCH_LIMIT if tier.bulk else _KEYS) if verb in _AT_ONCE else tier.slice_items
+        most = (BATCH_LIMIT if tier.bulk else _KEYS) if verb in _AT_ONCE else direction.items
         share = -(-len(queue) // tier.config.workers)  # a short queue is spread over all workers
         if tier.remote:
             share = max(share, tier.config.concurrency)  # as much as one of them has under way at once
         items = [queue.popleft() for _ in range(min(most, share, len(queue)))]
         keys, slots, lengths = (list(column) for column in zip(*items, strict=True))
         self._next_id += 1
-        batch = Batch(self._next_id, tier.lane(verb), verb, keys, slots, lengths)
+        batch = Batch(self._next_id, tier.lane(verb), verb, keys, slots, lengths, tier.address)
         # Behind at most `window` others, it starts when they are done: each may take its whole time.
         ahead = direction.in_flight // tier.config.workers
         deadline = now + tier.config.timeout * (1 + ahead)

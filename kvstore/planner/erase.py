@@ -10,7 +10,7 @@ have been deleted after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from ..engine.base import Result, Status, Verb
 from ..events import EventQueue
@@ -56,7 +56,7 @@ class Eraser:
         self,
         tiers: Sequence[TierState],
         dispatcher: Dispatcher,
-        withdraw: Callable[[TierState, bytes, float], bool],
+        withdraw: Callable[[TierState, Container[bytes], float], None],
         events: EventQueue,
     ) -> None:
         self._tiers = tiers
@@ -88,10 +88,12 @@ class Eraser:
     def erase_from(self, tier: TierState, keys: Sequence[bytes], erasure: Erasure, now: float) -> None:
         """Delete `keys` from one tier, on behalf of `erasure`."""
         due: list[Item] = []
+        if queued := {key for key in keys if key in tier.writing}:
+            self._withdraw(tier, queued, now)
         for key in keys:
             tier.tombs[key] = None
             tier.owed.pop(key, None)
-            self._plan(tier, key, erasure, due, now)
+            self._plan(tier, key, erasure, due)
         if tier.writes.breaker.blocked(now):
             for item in due:
                 self._settle(tier, item[0], "the tier is down", now)
@@ -118,14 +120,14 @@ class Eraser:
         if result.status is Status.OK:
             self._forget(tier, item[0], now)
 
-    def _plan(self, tier: TierState, key: bytes, erasure: Erasure, due: list[Item], now: float) -> None:
+    def _plan(self, tier: TierState, key: bytes, erasure: Erasure, due: list[Item]) -> None:
         place = (tier.index, key)
         erasure.left += 1
         waiting = self._waiting.setdefault(place, [])
         waiting.append(erasure)
         if len(waiting) > 1:
             return  # an earlier request has it under way
-        if key in tier.writing and not self._withdraw(tier, key, now):
+        if key in tier.writing:
             self._behind_write.add(place)
         else:
             due.append((key, -1, 0))

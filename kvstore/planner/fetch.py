@@ -1,9 +1,9 @@
 """Promotion: from the tiers up, in key order, in waves, each chunk once however many ask for it.
 
-A :class:`Fetch` is one request. Its keys leave ``todo`` from the front, so that what is there first is the
-head of the request. A key is *resident* (nothing to do), *coming* (somebody fills it already: the fetch
-waits for it), *located* in a tier (it needs a slot and a place in the promotion budget) or not located yet
-(then the fetch waits, for order's sake).
+A :class:`~.request.Fetch` is one request. Its keys leave ``todo`` from the front, so that what is there first
+is the head of the request. A key is *resident* (nothing to do), *coming* (somebody fills it already: the
+fetch waits for it), *located* in a tier (it needs a slot and a place in the promotion budget) or not located
+yet (then the fetch waits, for order's sake).
 
 Only a caller evicts: ``advance`` is told whether it acts for one. A fetch that finds no slot it may use
 waits while workers hold slots, for these come back by themselves; otherwise the rest of its keys are skipped.
@@ -11,8 +11,7 @@ waits while workers hold slots, for these come back by themselves; otherwise the
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from ..catalog import Catalog
@@ -22,9 +21,10 @@ from ..presence import Known
 from . import report
 from .dispatch import Dispatcher
 from .locate import Locator
+from .request import Fetch
 from .tier import Answer, Item, TierState
 
-__all__ = ["Fetch", "Fetcher"]
+__all__ = ["Fetcher"]
 
 
 class _Step(Enum):
@@ -40,61 +40,34 @@ _NEXT, _WAIT, _BLOCKED = _Step
 _OK, _ABSENT, _PROBING, _UNKNOWN = Status.OK, Known.ABSENT, Known.PROBING, Known.UNKNOWN
 
 
-class Fetch:
-    """One request for promotion.
+class _Run:
+    """One go at a fetch, within a turn.
 
     Parameters
     ----------
-    keys : iterable of bytes
-        Wanted, in order; repeated keys count once.
-    hold : bool
-        Lease every chunk as soon as it is resident; whoever asked reads it, and drops the leases.
-    into : dict, optional
-        Key -> slot of leases that somebody has. What becomes resident is leased and added, to be read later.
+    fetch : Fetch
+    now : float
+    may_evict : bool
+    tiers : list of TierState
+        Those that may be asked.
 
     Attributes
     ----------
-    promoted, missing, skipped : list of bytes
-        Keys brought up; keys that no tier has; keys left alone: resident before, or no room.
-    held : dict
-        Key -> slot of the leases taken.
+    room : int
+        Slots that are known to be free for it, within the budget.
+    loads : dict
+        Index of a tier -> what to bring up from it.
     """
 
-    def __init__(
-        self, keys: Iterable[bytes], *, hold: bool = False, into: dict[bytes, int] | None = None
-    ) -> None:
-        self.todo: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
-        self._place = {key: place for place, key in enumerate(self.todo)}
-        self.coming: set[bytes] = set()
-        self.promoted: list[bytes] = []
-        self.missing: list[bytes] = []
-        self.skipped: list[bytes] = []
-        self.held: dict[bytes, int] = {} if into is None else into
-        self.tried_again: set[bytes] = set()  # keys whose worker died with them
-        self.asked = False  # every key of `todo` of which nothing was known is being asked for
-        self.keep: set[bytes] = set()  # dealt with and resident: this fetch never evicts them
-        self.ahead: set[bytes] = set()  # resident, but not come to yet: evicted only for keys before them
-        self.hold = hold or into is not None
-        self.reads = hold
-        self.cancelled = False
-        self._sorted = True
-        self.on_done: Callable[[], None] | None = None
+    __slots__ = ("fetch", "loads", "may_evict", "now", "room", "tiers")
 
-    @property
-    def done(self) -> bool:
-        """Whether every key has come to one of the three ends."""
-        return not self.todo and not self.coming
-
-    def come_back(self, key: bytes) -> None:
-        """`key` has left ``todo`` and is to be dealt with again."""
-        self.todo[key] = None
-        self._sorted = False
-
-    def sort(self) -> None:
-        """Bring ``todo`` into the order of the request."""
-        if not self._sorted:
-            self.todo = OrderedDict.fromkeys(sorted(self.todo, key=self._place.__getitem__))
-            self._sorted = True
+    def __init__(self, fetch: Fetch, now: float, may_evict: bool, tiers: list[TierState]) -> None:
+        self.fetch = fetch
+        self.now = now
+        self.may_evict = may_evict
+        self.tiers = tiers
+        self.room = 0
+        self.loads: dict[int, list[Item]] = {}
 
 
 class Fetcher:
@@ -132,14 +105,11 @@ class Fetcher:
 
     def start(self, fetch: Fetch, now: float) -> None:
         """Take on `fetch`; :meth:`advance` does the rest."""
-        ready, policy = self._catalog.ready, self._catalog.policy
-        for key in fetch.todo:
-            if key in ready:
-                fetch.ahead.add(key)
-                self.hits += 1
-            else:
-                self.misses += 1
-            policy.access(key)
+        ready = self._catalog.ready
+        fetch.ahead = {key for key in fetch.todo if key in ready}
+        self.hits += len(fetch.ahead)
+        self.misses += len(fetch.todo) - len(fetch.ahead)
+        self._catalog.policy.access_many(fetch.todo)
         self._runnable[fetch] = None
 
     def advance(self, now: float, *, may_evict: bool) -> None:
@@ -214,24 +184,25 @@ class Fetcher:
 
     def _run(self, fetch: Fetch, now: float, may_evict: bool) -> bool:
         """Start what can be started of `fetch`; True when it waits for budget or slots."""
-        loads: dict[int, list[Item]] = {}
+        run = _Run(fetch, now, may_evict, self._locator.askable(now, fetch.tiers))
         step = _NEXT
         fetch.sort()
         while fetch.todo and step is _NEXT:
             key = next(iter(fetch.todo))
-            step = self._step(fetch, key, loads, now, may_evict)
+            step = self._step(run, key)
             if step is _NEXT:
                 fetch.todo.pop(key, None)
-        for index, items in loads.items():
+        for index, items in run.loads.items():
             self._dispatcher.enqueue(self._tiers[index], Verb.READ, items)
+            for passed in self._locator.among(fetch.tiers):
+                if passed.index < index:
+                    passed.counters.misses += len(items) * passed.config.read
         self._settle(fetch)
         return step is _BLOCKED
 
-    def _step(
-        self, fetch: Fetch, key: bytes, loads: dict[int, list[Item]], now: float, may_evict: bool
-    ) -> _Step:
+    def _step(self, run: _Run, key: bytes) -> _Step:
         """Deal with the first key of a fetch."""
-        slot = self._catalog.ready.get(key)
+        fetch, slot = run.fetch, self._catalog.ready.get(key)
         if slot is not None:
             self._resident(fetch, key, slot)
             fetch.skipped.append(key)
@@ -240,27 +211,27 @@ class Fetcher:
             fetch.coming.add(key)
             self._waiters.setdefault(key, []).append(fetch)
             return _NEXT
-        tier, known = self._locator.where(key, now)
+        tier, known = self._locator.where(key, run.tiers, run.fetch.tiers)
         if known is _ABSENT:
-            self._absent(fetch, key, now)
+            self._absent(run, key)
             return _NEXT
         if known is _PROBING and fetch.asked:
             self._probing.setdefault(key, []).append(fetch)
             return _WAIT
         if tier is None or known is _UNKNOWN:
-            return self._probe(fetch, now)
-        return self._load(fetch, key, tier, loads, may_evict)
+            return self._probe(run)
+        return self._load(run, key, tier)
 
-    def _probe(self, fetch: Fetch, now: float) -> _Step:
-        """Ask for everything that `fetch` does not know yet, in one go; wait for the first answer."""
-        unknown = []
+    def _probe(self, run: _Run) -> _Step:
+        """Ask for everything that the fetch does not know yet, in one go; wait for the first answer."""
+        fetch, unknown = run.fetch, []
         for key in fetch.todo:
             if key in self._catalog.ready or key in self._catalog.filling:
                 continue
-            tier, known = self._locator.where(key, now)
+            tier, known = self._locator.where(key, run.tiers, run.fetch.tiers)
             if known is _UNKNOWN and tier is not None:
                 unknown.append((key, tier))
-        taken = self._locator.ask(unknown)
+        taken = self._locator.ask(unknown, fetch.tiers)
         fetch.asked = taken == len(unknown)
         first = next(iter(fetch.todo))
         if unknown and not taken:
@@ -273,20 +244,20 @@ class Fetcher:
         for fetch in self._probing.pop(key, ()):
             self._runnable[fetch] = None
 
-    def _load(
-        self, fetch: Fetch, key: bytes, tier: TierState, loads: dict[int, list[Item]], may_evict: bool
-    ) -> _Step:
-        if self.promoting >= self._budget:
-            return _BLOCKED
-        if not self._catalog.free and not (may_evict and self._make_room(fetch)):
-            return self._no_room(fetch, may_evict)
+    def _load(self, run: _Run, key: bytes, tier: TierState) -> _Step:
+        """Give the key a slot, and a place among what is brought up from `tier`."""
+        if not run.room:
+            if self.promoting >= self._budget:
+                return _BLOCKED
+            if not self._catalog.free and not (run.may_evict and self._make_room(run.fetch)):
+                return self._no_room(run.fetch, run.may_evict)
+            run.room = min(self._catalog.free, self._budget - self.promoting)
+        run.room -= 1
         slot = self._catalog.reserve(key)
         self.promoting += 1
-        fetch.coming.add(key)
-        self._waiters.setdefault(key, []).append(fetch)  # some may wait since before a delete
-        loads.setdefault(tier.index, []).append((key, slot, 0))
-        for passed in self._tiers[: tier.index]:
-            passed.counters.misses += passed.config.read
+        run.fetch.coming.add(key)
+        self._waiters.setdefault(key, []).append(run.fetch)  # some may wait since before a delete
+        run.loads.setdefault(tier.index, []).append((key, slot, 0))
         return _NEXT
 
     def _no_room(self, fetch: Fetch, may_evict: bool) -> _Step:
@@ -316,7 +287,7 @@ class Fetcher:
     def _promoted(self, tier: TierState, came: Sequence[Item], now: float) -> None:
         tier.counters.reads += len(came)
         tier.counters.hits += len(came)
-        tier.counters.read_bytes += sum(length for _, _, length in came)
+        tier.counters.read_bytes += sum([length for _, _, length in came])
         if tier.ledger is not None:
             for key, _, _ in came:
                 tier.ledger.touch(key)
@@ -338,7 +309,9 @@ class Fetcher:
                     self._look_again(fetch, key)
                     continue
                 fetch.coming.discard(key)
-                self._resident(fetch, key, slot)
+                fetch.keep.add(key)
+                if fetch.hold:
+                    self._hold(fetch, key, slot)
                 (fetch.promoted if promoted else fetch.skipped).append(key)
                 told[fetch] = None
         for fetch in told:
@@ -356,17 +329,20 @@ class Fetcher:
 
     def _resident(self, fetch: Fetch, key: bytes, slot: int) -> None:
         fetch.keep.add(key)
+        if fetch.hold:
+            self._hold(fetch, key, slot)
+
+    def _hold(self, fetch: Fetch, key: bytes, slot: int) -> None:
         if fetch.reads:
             self.fresh.discard(key)
-        if fetch.hold and key not in fetch.held:
+        if key not in fetch.held:
             self._catalog.hold(slot)
             fetch.held[key] = slot
 
-    def _absent(self, fetch: Fetch, key: bytes, now: float) -> None:
-        fetch.missing.append(key)
-        for tier in self._tiers:
-            if tier.readable(now):
-                tier.counters.misses += 1
+    def _absent(self, run: _Run, key: bytes) -> None:
+        run.fetch.missing.append(key)
+        for tier in run.tiers:
+            tier.counters.misses += 1
 
     def _settle(self, fetch: Fetch) -> None:
         if fetch.done and fetch.on_done is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..engine.base import Result, Status, Verb
 from ..presence import Known
@@ -34,47 +34,65 @@ class Locator:
 
     def __init__(self, tiers: Sequence[TierState], dispatcher: Dispatcher) -> None:
         self._tiers = tiers
+        self._usual = [tier for tier in tiers if not tier.config.dials]
         self._dispatcher = dispatcher
-        self._outdated: set[bytes] = set()  # deleted since they were asked for: a yes says nothing
-        self._tried_again: set[bytes] = (
-            set()
-        )  # a worker died with their probe, and they are being asked again
-        self._walking: dict[bytes, int] = {}  # key -> index of the tier that is being asked
+        # For each tier: the keys that it is being asked for, and which tiers their walks may go on to.
+        self._walking: list[dict[bytes, Sequence[TierState]]] = [{} for _ in tiers]
+        self._outdated: list[set[bytes]] = [set() for _ in tiers]  # deleted meanwhile: a yes says nothing
+        self._tried_again: list[set[bytes]] = [set() for _ in tiers]  # being asked again: a worker died
         self.on_located: Callable[[bytes, float], None] = lambda _key, _now: None
         dispatcher.register(Verb.PROBE, self)
 
-    def where(self, key: bytes, now: float) -> tuple[TierState | None, Known]:
-        """First tier that has `key`, as far as is known; nothing is asked.
+    def among(self, tiers: Sequence[TierState] | None) -> Sequence[TierState]:
+        """The tiers that a request for `tiers` is about: by default all that have a place to ask."""
+        return self._usual if tiers is None else tiers
+
+    def askable(self, now: float, tiers: Sequence[TierState] | None = None) -> list[TierState]:
+        """Those of `tiers`, by default of all, that may be asked for chunks at time `now`, in order."""
+        return [tier for tier in self.among(tiers) if tier.readable(now)]
+
+    def where(
+        self, key: bytes, askable: Sequence[TierState], tiers: Sequence[TierState] | None = None
+    ) -> tuple[TierState | None, Known]:
+        """First of the `askable` among `tiers` that has `key`, as far as is known; nothing is asked.
 
         Returns
         -------
         tier, known
             A tier and PRESENT; a tier and UNKNOWN (the first that should be asked); ``(None, PROBING)``
-            while a walk is under way; ``(None, ABSENT)`` when no tier has it.
+            while one of `tiers` is being asked, also one that may not be asked for more until it has
+            answered; ``(None, ABSENT)`` when no tier has it.
         """
-        if key in self._walking:
-            return None, _PROBING
         first_unknown = None
-        for tier in self._tiers:
-            if not tier.readable(now) or key in tier.tombs:
+        for tier in askable:
+            if key in tier.tombs:
                 continue
             known = tier.presence.get(key)
             if known is _PRESENT:
                 return tier, known
             if known is _UNKNOWN and first_unknown is None:
                 first_unknown = tier
+        if any(key in self._walking[tier.index] for tier in self.among(tiers)):
+            return None, _PROBING
         return (None, _ABSENT) if first_unknown is None else (first_unknown, _UNKNOWN)
 
-    def ask(self, keys: Sequence[tuple[bytes, TierState]]) -> int:
-        """Start walks; returns how many of `keys`, from the front, could be taken on."""
-        room = _MOST_PROBES - len(self._walking)
+    def ask(self, keys: Sequence[tuple[bytes, TierState]], tiers: Sequence[TierState] | None = None) -> int:
+        """Start walks over `tiers`, by default all; returns how many of `keys`, from the front, could be
+        taken on."""
+        room = _MOST_PROBES - sum(map(len, self._walking))
+        tiers = self.among(tiers)
         by_tier: dict[int, list[Item]] = {}
         for key, tier in keys[: max(0, room)]:
-            self._walking[key] = tier.index
+            self._walking[tier.index][key] = tiers
             by_tier.setdefault(tier.index, []).append((key, -1, 0))
         for index, items in by_tier.items():
             self._dispatcher.enqueue(self._tiers[index], Verb.PROBE, items)
         return max(0, min(room, len(keys)))
+
+    def doubt(self, keys: Collection[bytes], tiers: Sequence[TierState] | None) -> None:
+        """Forget that `keys` are not in `tiers`."""
+        for tier in self.among(tiers):
+            tier.presence.absent.discard_many(keys)
 
     def age(self, now: float) -> None:
         """Forget what is too old."""
@@ -91,22 +109,24 @@ class Locator:
 
     def outdate(self, keys: Iterable[bytes]) -> None:
         """`keys` are being deleted: answers that are on their way are older than that."""
-        self._outdated.update(key for key in keys if key in self._walking)
+        for walking, outdated in zip(self._walking, self._outdated, strict=True):
+            if walking:
+                outdated.update(key for key in keys if key in walking)
 
     def _answered(self, tier: TierState, key: bytes, result: Result, now: float) -> None:
-        self._walking.pop(key, None)
-        outdated = key in self._outdated
-        self._outdated.discard(key)
-        if result.status is Status.OK and not outdated:
-            self._tried_again.discard(key)
+        tiers = self._walking[tier.index].pop(key, None)
+        outdated, tried_again = self._outdated[tier.index], self._tried_again[tier.index]
+        if result.status is Status.OK and key not in outdated:
+            tried_again.discard(key)
             tier.presence.found(key, now)
         else:
-            if result.status is Status.DIED and key not in self._tried_again:
-                self._tried_again.add(key)  # no fault of the tier's: ask it once more
+            outdated.discard(key)
+            if result.status is Status.DIED and key not in tried_again:
+                tried_again.add(key)  # no fault of the tier's: ask it once more
             else:
-                self._tried_again.discard(key)
+                tried_again.discard(key)
                 tier.presence.lost(key, now)
-            next_tier, known = self.where(key, now)
-            if known is _UNKNOWN and next_tier is not None and self.ask([(key, next_tier)]):
+            next_tier, known = self.where(key, self.askable(now, tiers), tiers)
+            if known is _UNKNOWN and next_tier is not None and self.ask([(key, next_tier)], tiers):
                 return
         self.on_located(key, now)

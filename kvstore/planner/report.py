@@ -43,7 +43,7 @@ def corrupt(key: bytes, tier: TierState, why: str) -> Event:
 
 def breaker_event(tier: TierState, verb: Verb, *, up: bool, why: str = "") -> Event:
     """One direction of a tier went down, or came back."""
-    direction = "reads" if verb in READS else "writes"
+    direction = "upkeep" if verb is Verb.COLLECT else "reads" if verb in READS else "writes"
     detail = f"{direction}: {why}" if why else direction
     return Event("tier-up" if up else "tier-down", (), tier.name, None, _locality(tier), detail)
 

@@ -25,10 +25,19 @@ Answer = tuple[Item, Result]
 
 
 class Direction:
-    """One direction of a tier: what waits, how much is in flight, and whether it is worth asking."""
+    """One direction of a tier: what waits, how much is in flight, and whether it is worth asking.
 
-    def __init__(self, window: int) -> None:
-        self.window = window  # batches in flight at most
+    Parameters
+    ----------
+    window : int
+        Batches in flight at most.
+    items : int
+        Transfers in one batch at most.
+    """
+
+    def __init__(self, window: int, items: int = 1) -> None:
+        self.window = window
+        self.items = items
         self.in_flight = 0
         self.breaker = Breaker()
         self.queues: dict[Verb, deque[Item]] = {}
@@ -52,7 +61,7 @@ class Tally:
     created, created_bytes, deleted, deleted_bytes : int
         Objects, and their bytes on storage, so far.
     unsure : int
-        Deletions, whose sizes are not known.
+        Deletions, whose sizes are not known, and writes that may have failed.
     """
 
     instance: bytes
@@ -68,6 +77,11 @@ class Tally:
         """This instance has created an object of `size` bytes."""
         self.created += 1
         self.created_bytes += size
+
+    def may_have_written(self, size: int) -> None:
+        """It may have created one, too, without learning so: rather too much is counted until a survey."""
+        self.wrote(size)
+        self.unsure += 1
 
     def erased(self, size: int) -> None:
         """This instance has deleted an object of about `size` bytes; 0 if there was one at all."""
@@ -85,8 +99,6 @@ class TierState:
     ----------
     index : int
         Place among the secondary tiers, from 0.
-    slice_items : int
-        Transfers in one batch at most.
     write_limit : int
         Host slots that waiting and running writes to this tier may hold.
     tally : Tally, optional
@@ -105,11 +117,14 @@ class TierState:
         Keys that a ``write=on-evict`` tier still has to get (a dict for its order).
     last_error : str
         What went wrong with the storage most recently.
+    address : str
+        Of the peer that has this place, see :class:`~.select.Selector`; empty for none, and for other tiers.
+    named : float
+        When a request has last asked for the tier by name.
     """
 
     index: int
     config: TierConfig
-    slice_items: int
     write_limit: int
     reads: Direction
     writes: Direction
@@ -123,6 +138,8 @@ class TierState:
     overdue: set[bytes] = field(default_factory=set)
     owed: dict[bytes, None] = field(default_factory=dict)
     last_error: str = ""
+    address: str = ""
+    named: float = float("-inf")
     chunks: int = 0
     bytes: int = 0
 

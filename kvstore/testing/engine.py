@@ -377,6 +377,17 @@ class EngineTests:
         assert isinstance(error, Exception)
         assert time.monotonic() - started < 0.3 + 4 * _AT_ONCE
 
+    def test_a_worker_that_hangs_while_it_opens_is_replaced(self, stage: Callable[..., Stage]) -> None:
+        made = stage(Rule(Fault.HANG, "open", times=1), options="workers=1&timeout=300ms", start=False)
+        if made.engine.immediate:
+            pytest.skip(_IN_CALLERS_THREAD)
+        assert made.engine.start() != [None]
+        waits = made.submit(Verb.PROBE, 1)
+        made.engine.abandon(waits)
+        assert [r.status for r in made.do(Verb.PROBE, 1)] == [Status.MISSING]
+        made.wait(waits)
+        assert [r.status for r in made.outcome(waits)] == [Status.CANCELLED]
+
 
 def _content(number: int) -> bytes:
     return make_key(number) * (_CHUNK // 16)

@@ -57,6 +57,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         Retention priority, 0 to 100, from which chunks go to secondary tiers.
     lookup_timeout : float
         Seconds that a request may be deferred.
+    prefill_timeout : float
+        Seconds that a request may wait for chunks that a peer is computing for it.
     promote_budget : float
         Share of the host tier that may be filled by promotions.
     on_reset : {"rekey", "keep"}
@@ -78,6 +80,7 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_tracker_size: int
     min_priority: int
     lookup_timeout: float
+    prefill_timeout: float
     promote_budget: float
     on_reset: Literal["rekey", "keep"]
     adapters: Literal["private", "immutable"]

@@ -141,6 +141,10 @@ KEYS: dict[str, Option] = _table(
         "How long a request may wait for chunks on their way up; then it runs with those that have come.",
     ),
     _row(
+        "prefill_timeout", TIMEOUT, 30.0, "10s",
+        "How long a request may wait for chunks that its `remote_prefiller` is computing.",
+    ),
+    _row(
         "promote_budget", _SHARE, 0.5, "0.25",
         "Share of host memory that chunks on their way up may take.",
     ),
@@ -231,7 +235,10 @@ _P2P = (
         "storage_options", _MAPPING, None, '{"token": "..."}',
         "What peers have to prove: a token, or keys of CurveZMQ.",
     ),
-    _row("backends", _LIST, None, '["UCX"]', "Has no effect: chunks travel over ZMQ."),
+    OPTIONS["allow"],
+    OPTIONS["peers"],
+    OPTIONS["transport"],
+    _row("backends", _LIST, None, '["UCX"]', "Has no effect: `transport` says how chunks travel."),
     _row("num_threads", _THREADS, None, "8", "Has no effect, as `backends`."),
     _row(
         "unbound_store_timeout_s", TIMEOUT, None, "60",

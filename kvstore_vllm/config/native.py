@@ -1,7 +1,8 @@
 """Secondary tiers as vLLM's own tiering writes them, turned into ours.
 
-``fs`` becomes a ``file://`` tier and ``obj`` an ``s3://`` tier; ``p2p``, the address at which this instance
-serves its peers, is said of the host tier; ``KVStoreTier`` is ours already. Credentials go into
+``fs`` becomes a ``file://`` tier and ``obj`` an ``s3://`` tier; the address of ``p2p``, at which this
+instance serves its peers, is said of the host tier, and the peers that requests name are a tier ``peer://``;
+``KVStoreTier`` is ours already. Credentials go into
 ``storage_options``, never into a URL.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstore.address import Address
 from kvstore.config import OPTIONS, HostConfig, TierConfig
@@ -22,7 +23,7 @@ from kvstore.errors import ConfigError
 from .adapter import AdapterTier
 from .keys import TIER_KEYS, TIER_TYPE, check_names, read
 
-__all__ = ["NATIVE_NAMES", "native_tier", "own_tier", "secondary_tier"]
+__all__ = ["NATIVE_NAMES", "Peering", "native_tier", "own_tier", "secondary_tier"]
 
 NATIVE_NAMES = ("fs", "obj")
 """Names of tiers that vLLM's form gives none: their types, as in the labels of vLLM's own metrics."""
@@ -31,14 +32,20 @@ _MOST_WORKERS = 8
 _EVENT_KEYS = ("enable_kv_events", "locality")
 _VLLM_KEYS = ("type", "module_path", "backpressure")
 _WITHOUT_EFFECT = {
-    "p2p": ("backpressure", "backends", "num_threads", "unbound_store_timeout_s", *_EVENT_KEYS),
+    "p2p": ("backpressure", "backends", "num_threads", "unbound_store_timeout_s", "enable_kv_events"),
 }
 
 
-def native_tier(entry: Mapping[str, Any], where: str) -> tuple[AdapterTier | dict[str, Any], tuple[str, ...]]:
-    """One entry of ``secondary_tiers``, and warnings about keys of it.
+class Peering(NamedTuple):
+    """What ``p2p`` becomes: fields of :class:`kvstore.config.HostConfig`, and the tier of the peers that
+    requests name."""
 
-    Of ``p2p`` comes what it says of the host tier: fields of :class:`kvstore.config.HostConfig`.
+    host: dict[str, Any]
+    peers: AdapterTier | None
+
+
+def native_tier(entry: Mapping[str, Any], where: str) -> tuple[AdapterTier | Peering, tuple[str, ...]]:
+    """One entry of ``secondary_tiers``, and warnings about keys of it.
 
     Raises
     ------
@@ -62,7 +69,12 @@ def native_tier(entry: Mapping[str, Any], where: str) -> tuple[AdapterTier | dic
     warnings += check_names(entry, keys, where)
     values = read(entry, keys, where)
     if kind == "p2p":
-        return _served(values, where), tuple(warnings)
+        peering = _peering(values, where)
+        if peering.peers is None:
+            warnings.append(
+                f"{where}: requests name no peers where CurveZMQ is used; add a tier peer:// with its keys"
+            )
+        return peering, tuple(warnings)
     config = _file_tier(values, where) if kind == "fs" else _object_tier(values, where)
     events = {name: values[name] for name in _EVENT_KEYS}
     return AdapterTier(config=config, **events), tuple(warnings)
@@ -157,13 +169,25 @@ def _storage_options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def _served(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """How the host tier is served."""
+def _peering(values: Mapping[str, Any], where: str) -> Peering:
+    """How the host tier is served, and peers are read: with the same token, if any."""
     keys = TIER_KEYS["p2p"]
     host = values["host"] or os.environ.get("VLLM_P2P_SIDE_CHANNEL_HOST", "localhost")
     port = values["port"] or keys["port"].parse(os.environ.get("VLLM_P2P_SIDE_CHANNEL_PORT", 5710), where)
     serve = OPTIONS["serve"].parse(str(Address(host, port)), where)
-    return {"serve": serve, "storage_options": values["storage_options"] or {}}
+    secrets = values["storage_options"] or {}
+    peers = None
+    if not secrets.keys() - {"token"}:
+        config = TierConfig(
+            url="peer://",
+            name="p2p",
+            required=False,
+            storage_options=secrets,
+            **{name: values[name] for name in ("allow", "peers", "transport")},
+        )
+        peers = AdapterTier(config=config, locality=values["locality"])
+    served = {"serve": serve, "transport": values["transport"], "storage_options": secrets}
+    return Peering(served, peers)
 
 
 def _required(values: Mapping[str, Any], name: str, where: str) -> str:

@@ -31,6 +31,7 @@ _TAKEN = (
     "nice",
     "offload_prompt_only",
     "on_reset",
+    "prefill_timeout",
     "promote_budget",
     "self_describing_kv_events",
     "store_threshold",
@@ -107,7 +108,8 @@ def _native_form(values: Mapping[str, Any], warnings: list[str]) -> tuple[HostCo
         if isinstance(tier, AdapterTier):
             tiers.append(_numbered(tier, tiers))
         elif not served:
-            served = tier
+            served = tier.host
+            tiers += [tier.peers] if tier.peers is not None else []
         else:
             raise ConfigError(f"secondary_tiers[{index}] (p2p): an instance binds one address; keep one")
     host = HostConfig(capacity=_host_size(values), policy=values["eviction_policy"], **served)

@@ -10,24 +10,24 @@ once the plan has ended.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, ReqContext
+from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
 from kvstore import Lookup, Store
 
 from .._compat import key_positions
-from ..config import AdapterConfig, AdapterTier
+from ..config import AdapterConfig
 from ..telemetry import Telemetry
-from .admission import read_wishes
 from .heads import GroupInfo, Heads, group_of
 from .promotion import Phase, Plan, Promoter
 from .requests import RequestState
+from .wishes import WishReader
 
 __all__ = ["Lookups"]
 
-_log = logging.getLogger(__name__)
+#: Seconds between two looks at what a prefiller has computed.
+_LOOK_EVERY = 0.02
 
 
 class Lookups:
@@ -39,6 +39,8 @@ class Lookups:
     config : AdapterConfig
     groups : sequence of GroupInfo
     telemetry : Telemetry
+    loading : callable
+        Whether any loads are under way.
 
     Attributes
     ----------
@@ -47,7 +49,12 @@ class Lookups:
     """
 
     def __init__(
-        self, store: Store, config: AdapterConfig, groups: Sequence[GroupInfo], telemetry: Telemetry
+        self,
+        store: Store,
+        config: AdapterConfig,
+        groups: Sequence[GroupInfo],
+        telemetry: Telemetry,
+        loading: Callable[[], bool],
     ) -> None:
         self.waiting: set[str] = set()
         self._store = store
@@ -56,12 +63,12 @@ class Lookups:
         self._groups = {group.index: group for group in groups}
         self._windowed = {group.index for group in groups if group.window_chunks is not None}
         self._telemetry = telemetry
-        self._promoter = Promoter(store, config.promote_budget, telemetry)
-        self._tiers = [tier for tier in config.tiers if tier.config.read]
+        self._promoter = Promoter(store, config.promote_budget, telemetry, loading)
+        self._wishes = WishReader(config)
         self._requests: dict[str, RequestState] = {}
+        self._awaited: dict[str, bytes] = {}  # request -> a key that its prefiller may be computing
         self._step = 0
         self._went_on = -1
-        self._warned: set[str] = set()
 
     # The life of a request.
 
@@ -69,12 +76,12 @@ class Lookups:
         """State of a request, made when there is none."""
         state = self._requests.get(context.req_id)
         if state is None:
-            wishes = read_wishes(context.kv_transfer_params, self._config.min_priority, self._warned)
-            state = self._requests[context.req_id] = RequestState(wishes)
+            state = self._requests[context.req_id] = RequestState(self._wishes.read(context))
         return state
 
     def scheduled(self, request: str) -> None:
         """A request needs no plan any more: it runs, or has to begin anew."""
+        self._awaited.pop(request, None)
         state = self._requests.get(request)
         if state is not None and state.plan is not None:
             self._promoter.end(state.plan)
@@ -99,7 +106,10 @@ class Lookups:
     def step(self) -> None:
         """The engine's step ends."""
         self._step += 1
-        self._promoter.step(self._store.clock())
+        now = self._store.clock()
+        self._promoter.step(now)
+        for request in [name for name in self._awaited if self._requests[name].next_look <= now]:
+            self._look(request, now)
 
     # Answers.
 
@@ -110,15 +120,24 @@ class Lookups:
         if plan is not None and plan.pending:
             self._go_on()
         if plan is None or not plan.pending:
+            if context.req_id in self._awaited:
+                return self._defer(key, context, state)
             if self._is_resident(key):
                 self.waiting.discard(context.req_id)
                 return LookupResult.HIT
+            if plan is not None and not state.found and self._is_to_come(key, context, state):
+                self._awaited[context.req_id] = key
+                return self._defer(key, context, state)
             plan = self._plan_anew(key, context, state)
         if plan is None and state.seen_in == self._step:
             return LookupResult.RETRY
         if plan is None or not plan.pending:
             self.waiting.discard(context.req_id)
             return LookupResult.HIT if self._is_resident(key) else LookupResult.MISS
+        return self._defer(key, context, state)
+
+    def _defer(self, key: bytes, context: ReqContext, state: RequestState) -> LookupResult:
+        """Let the request wait."""
         if not state.deferred:
             state.deferred = True
             self._telemetry.count("requests_deferred")
@@ -140,17 +159,22 @@ class Lookups:
         if before is not None:
             if before.phase is Phase.OVER and before.again <= now:
                 before = None
+            elif state.found:
+                state.found = False
             elif before.phase is Phase.ENDED and positions.get(key, 1 << 62) <= before.heads.start:
                 deadline = before.deadline  # the device has lost what was before the head
             else:
                 return before
-        if now >= deadline or not self._may_load(key, context):
+        if now >= deadline or not self._may_load(key, state):
             return before
         heads = self._heads(key, positions, state)
         if heads is None:
             return before
         state.asked = None
-        plan = state.plan = self._promoter.plan(heads, now, deadline)
+        wishes = state.wishes
+        plan = state.plan = self._promoter.plan(
+            heads, now, deadline, wishes.loads, anyhow=wishes.prefiller is not None
+        )
         if before is not None:
             self._promoter.end(before)
         return plan
@@ -172,25 +196,39 @@ class Lookups:
         most = state.wishes.most_load
         return Heads(positions, groups.values(), key, self._is_resident, most)
 
-    def _may_load(self, key: bytes, context: ReqContext) -> bool:
-        """Whether anything below host memory may be asked for this request."""
-        if not self._tiers:  # then it can only be on its way from the device
-            answer = self._store.lookup([key + self._promoter.epoch])
-            return answer[0] is not Lookup.MISS
-        allowed = [tier for tier in self._tiers if _allows(context, tier)]
-        if allowed and len(allowed) < len(self._tiers) and "kv_load_tiers" not in self._warned:
-            self._warned.add("kv_load_tiers")
-            _log.warning(
-                "kv_load_tiers: a request that allows some tiers and not others loads from none of them; "
-                "allow all of %s, or none",
-                ", ".join(tier.name for tier in self._tiers),
-            )
-        return len(allowed) == len(self._tiers)
+    def _may_load(self, key: bytes, state: RequestState) -> bool:
+        """Whether anything below host memory may be asked; if not, chunks can only come from the device."""
+        if state.wishes.loads != ():
+            return True
+        return self._store.lookup([key + self._promoter.epoch], tiers=())[0] is not Lookup.MISS
+
+    def _is_to_come(self, key: bytes, context: ReqContext, state: RequestState) -> bool:
+        """Whether a chunk that the latest plan has not brought is worth waiting for, as a prefiller may be
+        computing it. It is not when it was there, and did not come."""
+        prefiller, now = state.wishes.prefiller, self._store.clock()
+        if prefiller is None or key == state.came or not self._is_whole(key, context):
+            return False
+        if state.waits_until is None:
+            state.waits_until = now + self._config.prefill_timeout
+        return now < state.waits_until and self._store.is_up(prefiller)
+
+    def _look(self, request: str, now: float) -> None:
+        """Ask for the key that a request waits for; it waits no more when that is there, or will not be."""
+        state, key = self._requests[request], self._awaited[request]
+        state.next_look = now + _LOOK_EVERY
+        assert state.wishes.prefiller is not None and state.waits_until is not None
+        if now < state.waits_until and self._store.is_up(state.wishes.prefiller):
+            stored = [key + self._promoter.epoch]
+            [answer] = self._store.lookup(stored, tiers=state.wishes.loads, anew=True)
+            if answer is Lookup.RETRY:
+                return
+            state.found, state.came = True, key
+        del self._awaited[request]
+
+    def _is_whole(self, key: bytes, context: ReqContext) -> bool:
+        """Whether `key` is of a whole chunk of the request, as far as is known."""
+        group, end = self._groups.get(group_of(key)), key_positions(context).get(key)
+        return group is not None and end is not None and end % group.tokens_per_block == 0
 
     def _is_resident(self, key: bytes) -> bool:
         return key + self._promoter.epoch in self._resident
-
-
-def _allows(context: ReqContext, tier: AdapterTier) -> bool:
-    locality = None if tier.locality is None else Locality(tier.locality)
-    return bool(context.load_tier_filter.allows(Medium.STORAGE, locality))

@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingEvent,
     OffloadingManager,
     OffloadKey,
+    OffloadPolicy,
     PrepareStoreOutput,
     ReqContext,
     RequestOffloadingContext,
@@ -84,9 +85,9 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
         self._config = config
         self._telemetry = telemetry
         self._several = len(groups) > 1
-        self._lookups = Lookups(store, config, groups, telemetry)
+        self._transfers = transfers = Transfers(store, acks)
+        self._lookups = Lookups(store, config, groups, telemetry, lambda: transfers.loading)
         self._waiting = self._lookups.waiting
-        self._transfers = Transfers(store, acks)
         self._threshold = Threshold(config.store_threshold, config.max_tracker_size)
         self._epoch = b""
         self._events: deque[Event] | None = deque() if kv_events else None
@@ -137,7 +138,7 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
             same again in the next step, is for no room at all.
         """
         offered = keys if isinstance(keys, list) else list(keys)
-        if self._threshold.active:
+        if self._threshold.active and not self._lookups.request(req_context).wishes.has_decoder:
             count = len(offered)
             offered = self._threshold.admit(offered)
             self._telemetry.count("stores_refused", count - len(offered))
@@ -175,7 +176,7 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
         accepted = [key[:-end] for key in slots] if end else list(slots)
         self._note_computing(accepted, context)
         spec = self._transfers.store(
-            context.req_id, accepted, lease, list(slots.values()), cascade=wishes.cascade
+            context.req_id, accepted, lease, list(slots.values()), tiers=wishes.stores
         )
         return PrepareStoreOutput(accepted, spec, [])
 
@@ -196,8 +197,10 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
     # The life of requests and of the cache.
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """A request has come."""
-        self._lookups.request(req_context)
+        """A request has come; one with a decoder elsewhere has all its chunks stored, also those that the
+        device had."""
+        if self._lookups.request(req_context).wishes.has_decoder:
+            return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -256,12 +259,13 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
         self._take_events()
         events, self._events = self._events, deque()
         tiers = self._config.tiers
+        told = {tier.name for tier in tiers if tier.enable_kv_events}
         return to_offloading(
             events,
             host=self.store.config.host.name,
             epoch=self._epoch,
             localities={tier.name: tier.locality for tier in tiers},
-            silent={tier.name for tier in tiers if not tier.enable_kv_events},
+            silent={tier.name for tier in self.store.config.tiers} - told,
         )
 
     def get_stats(self) -> OffloadingConnectorStats | None:

@@ -14,16 +14,17 @@ The host is promised to one plan after the other: a head that does not fit waits
 loaded, rather than being brought up by half and evicted by the next. Only a head that is larger than what the
 host has for promotions is cut. A plan past its deadline ends with what has arrived.
 
-Who owns what: everything here is called by the scheduler's thread, and nothing waits.
+Who owns what: everything here is called by the scheduler's thread, and nothing waits. Only the time at which
+a promotion has ended is noted by whoever serves the store then: the scheduler may look much later.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import IntEnum
 from itertools import islice
+from operator import itemgetter
 
 from kvstore import Job, Lookup, Prefetched, ReadLease, Store
 
@@ -37,7 +38,7 @@ __all__ = ["Phase", "Plan", "Promoter"]
 _KEEP = 30.0
 #: Seconds after which a request that found nothing may look again: about as long as tiers' answers count.
 _REST = 5.0
-#: Seconds for which a head waits for slots that only stores and loads under way can give back.
+#: Seconds for which heads wait for slots that only stores under way can give back.
 _SLOTS_COME_BACK = 0.5
 #: Keys whose answers are fetched at a time, once the first of them has been answered.
 _SLICE = 256
@@ -63,15 +64,32 @@ class Plan:
         It begins, and ends at the latest.
     can_have : callable
         Whether a key is in host memory, or can be brought there.
+    tiers : tuple of str, optional
+        Tiers and peers that may be asked; by default the usual ones.
+    anyhow : bool
+        Whether to load even what would be computed sooner, and to ask anew for what was not there.
 
     Attributes
     ----------
     again : float
         When the request may be planned for again, once this plan is over.
+    arrived : float or None
+        When its promotion has ended.
     """
 
-    def __init__(self, heads: Heads, now: float, deadline: float, can_have: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self,
+        heads: Heads,
+        now: float,
+        deadline: float,
+        can_have: Callable[[bytes], bool],
+        tiers: tuple[str, ...] | None = None,
+        *,
+        anyhow: bool = False,
+    ) -> None:
         self.can_have = can_have
+        self.tiers = tiers
+        self.anyhow = anyhow
         self.heads = heads
         self.began = now
         self.deadline = deadline
@@ -81,6 +99,7 @@ class Plan:
         self.present: set[bytes] = set()  # in a tier, or on the way
         self.asked: deque[bytes] = deque()  # the unknown keys of the head that is hoped for
         self.need: int | None = None  # slots that the head wants
+        self.arrived: float | None = None
         self.keep_until = 0.0
         self.lease: ReadLease | None = None
         self.job: Job[Prefetched] | None = None
@@ -107,6 +126,8 @@ class Promoter:
     share : float
         Share of the host's slots that may hold promised and promoted heads.
     telemetry : Telemetry
+    loading : callable
+        Whether heads are being loaded, and so give their slots back before long.
 
     Attributes
     ----------
@@ -114,31 +135,45 @@ class Promoter:
         What the store's keys end with.
     """
 
-    def __init__(self, store: Store, share: float, telemetry: Telemetry) -> None:
+    def __init__(self, store: Store, share: float, telemetry: Telemetry, loading: Callable[[], bool]) -> None:
         self.epoch = b""
         self.estimator = Estimator()
         self._store = store
         self._resident = store.resident
         self._telemetry = telemetry
+        self._loading = loading
         self._slots = slots = store.arena.slots
         self._reserve = slots - max(1, int(slots * share))
         self._locating: dict[Plan, None] = {}
         self._queue: deque[Plan] = deque()
         self._promoting: dict[Plan, None] = {}
         self._held: dict[Plan, None] = {}  # ended, not over
+        self._alone_since: float | None = None  # since then only stores can give slots back
 
-    def plan(self, heads: Heads, now: float, deadline: float) -> Plan:
+    def plan(
+        self,
+        heads: Heads,
+        now: float,
+        deadline: float,
+        tiers: tuple[str, ...] | None = None,
+        *,
+        anyhow: bool = False,
+    ) -> Plan:
         """Begin a plan: ask for everything at once, and go on with what is known already.
 
         What is there is held meanwhile, as vLLM may have been told so, and asking may evict.
         """
-        plan = Plan(heads, now, deadline, lambda key: key in plan.present or self._is_resident(key))
+
+        def can_have(key: bytes) -> bool:
+            return key in plan.present or self._is_resident(key)
+
+        plan = Plan(heads, now, deadline, can_have, tiers, anyhow=anyhow)
         keys = list(heads)
         here = set(filter(self._is_resident, keys))
         away = [key for key in keys if key not in here]
         plan.lease = self._store.hold(list(map(self._stored, here)))
         plan.present |= here  # what the host loses meanwhile is most likely in a tier
-        answers = self._store.lookup(list(map(self._stored, away)))
+        answers = self._store.lookup(list(map(self._stored, away)), tiers=tiers, anew=anyhow)
         for key, answer in zip(away, answers, strict=True):
             if answer is Lookup.RETRY:
                 plan.unknown.add(key)
@@ -154,15 +189,12 @@ class Promoter:
     def go_on(self, now: float) -> None:
         """Bring all plans as far as they can go."""
         if self._locating:
-            plans = list(self._locating)
-            answers = self._store.lookup([self._stored(plan.asked[0]) for plan in plans])
-            for plan, answer in zip(plans, answers, strict=True):
-                if answer is not Lookup.RETRY:
-                    self._go_on_locating(plan, now)
+            for plan in self._answered():
+                self._go_on_locating(plan, now)
         self._start_queued(now)
-        for plan in list(self._promoting):
-            if plan.job is not None and plan.job.future.done():
-                self._finish(plan, plan.job.future, now)
+        arrived = [(plan.arrived, plan) for plan in self._promoting if plan.arrived is not None]
+        for when, plan in sorted(arrived, key=itemgetter(0)):
+            self._finish(plan, when, now)
         late = [p for p in (*self._locating, *self._queue, *self._promoting) if now >= p.deadline]
         for plan in late:
             self._telemetry.count("deadlines_passed")
@@ -186,6 +218,17 @@ class Promoter:
             self.end(plan)
 
     # Locating.
+
+    def _answered(self) -> list[Plan]:
+        """The plans whose next key has been answered; one question for all that may ask the same tiers."""
+        alike: dict[tuple[str, ...] | None, list[Plan]] = {}
+        for plan in self._locating:
+            alike.setdefault(plan.tiers, []).append(plan)
+        found = []
+        for tiers, plans in alike.items():
+            answers = self._store.lookup([self._stored(plan.asked[0]) for plan in plans], tiers=tiers)
+            found += [p for p, answer in zip(plans, answers, strict=True) if answer is not Lookup.RETRY]
+        return found
 
     def _go_on_locating(self, plan: Plan, now: float) -> None:
         """Take in answers; once the head is known, the plan is queued, or ends if there is nothing to do."""
@@ -216,7 +259,8 @@ class Promoter:
         size = 1
         while asked:
             keys = list(islice(asked, size))
-            for key, answer in zip(keys, self._store.lookup(list(map(self._stored, keys))), strict=True):
+            answers = self._store.lookup(list(map(self._stored, keys)), tiers=plan.tiers)
+            for key, answer in zip(keys, answers, strict=True):
                 if answer is Lookup.RETRY:
                     return False
                 asked.popleft()
@@ -252,7 +296,12 @@ class Promoter:
         end = heads.fitting(plan.can_have, lambda key: not self._is_resident(key), max(0, left))
         missing = self._missing(plan, end)
         queued = sum(other.promised for other in self._promoting)
-        if missing and not self.estimator.worth_loading(len(missing), end - heads.start, queued, now):
+        tokens = end - heads.start
+        if (
+            missing
+            and not plan.anyhow
+            and not self.estimator.worth_loading(len(missing), tokens, queued, now)
+        ):
             self._telemetry.count("loads_declined", len(missing))
             missing = []
         if missing:
@@ -265,19 +314,27 @@ class Promoter:
         """Whether more room than `room` is going to come."""
         if room >= self._slots - self._reserve - (0 if plan.lease is None else len(plan.lease)):
             return False
-        return bool(self._promoting or self._held) or now < plan.began + _SLOTS_COME_BACK
+        if self._promoting or self._held or self._loading():
+            self._alone_since = None
+            return True
+        if self._alone_since is None:
+            self._alone_since = now
+        return now < self._alone_since + _SLOTS_COME_BACK
 
     def _promote(self, plan: Plan, head: list[bytes], missing: list[bytes], now: float) -> None:
         lease = self._hold(plan, head)
         plan.total = len(lease) + len(missing)
         plan.phase, plan.began = Phase.PROMOTING, now
         self._promoting[plan] = None
-        plan.job = self._store.prefetch(list(map(self._stored, missing)), into=lease)
+        plan.job = self._store.prefetch(list(map(self._stored, missing)), into=lease, tiers=plan.tiers)
+        plan.job.future.add_done_callback(lambda _: setattr(plan, "arrived", self._store.clock()))
 
-    def _finish(self, plan: Plan, outcome: Future[Prefetched], now: float) -> None:
+    def _finish(self, plan: Plan, arrived: float, now: float) -> None:
+        assert plan.job is not None
+        outcome = plan.job.future
         error = None if outcome.cancelled() else outcome.exception()
         promoted = () if error or outcome.cancelled() else outcome.result().promoted
-        self.estimator.promoted(len(promoted), plan.began, now)
+        self.estimator.promoted(len(promoted), plan.began, arrived)
         self._end(plan, now + _KEEP, again=now)
 
     def _end(self, plan: Plan, keep_until: float, *, again: float) -> None:
@@ -290,6 +347,7 @@ class Promoter:
         plan.phase = Phase.ENDED
         plan.keep_until, plan.again = keep_until, again
         self._held[plan] = None
+        self._alone_since = None
         if self._queue:
             self._queue[0].need = None  # there may be more room now, or less to bring up
 

@@ -6,9 +6,9 @@ from collections.abc import Container
 
 from vllm.v1.kv_offload.base import LookupResult
 
-from .admission import Wishes
 from .heads import group_of
 from .promotion import Plan
+from .wishes import Wishes
 
 __all__ = ["RequestState"]
 
@@ -35,6 +35,14 @@ class RequestState:
         The step of these walks.
     asked : float or None
         When they were, until there is a plan.
+    waits_until : float or None
+        How long chunks that a prefiller is computing are waited for, once that has begun.
+    next_look : float
+        When to ask the prefiller again.
+    found : bool
+        Whether the prefiller has a chunk that was waited for: then a plan is to be made.
+    came : bytes
+        The key of that chunk.
     """
 
     def __init__(self, wishes: Wishes) -> None:
@@ -44,6 +52,10 @@ class RequestState:
         self.seen: dict[bytes, None] = {}
         self.seen_in: int | None = None
         self.asked: float | None = None
+        self.waits_until: float | None = None
+        self.next_look = float("-inf")
+        self.found = False
+        self.came = b""
         self._retried: dict[int, tuple[int, bytes]] = {}  # group -> step and key of an open walk
 
     def wait(self, key: bytes, step: int, windowed: Container[int]) -> LookupResult:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,13 +31,13 @@ class Transfer:
         Of its slots.
     ticket : int
         Which workers acknowledge.
-    cascade : bool
-        Whether its chunks go on to secondary tiers.
+    tiers : collection of str or None
+        Names of the secondary tiers that its chunks go on to; None for all.
     """
 
     lease: ReadLease | WriteLease
     ticket: int
-    cascade: bool = True
+    tiers: Collection[str] | None = None
 
     @property
     def direction(self) -> Literal["load", "store"]:

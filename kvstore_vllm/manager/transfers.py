@@ -40,6 +40,11 @@ class Transfers:
     def __len__(self) -> int:
         return sum(map(len, (*self._stores.values(), *self._loads.values()))) + len(self._quarantine)
 
+    @property
+    def loading(self) -> bool:
+        """Whether any loads are under way."""
+        return bool(self._loads)
+
     def load(self, request: str, keys: Collection[bytes], stored: Sequence[bytes]) -> SlotSpec:
         """Begin to load `keys`, which the store knows as `stored`.
 
@@ -64,10 +69,16 @@ class Transfers:
             transfer.give_up()
 
     def store(
-        self, request: str, keys: Sequence[bytes], lease: WriteLease, slots: Sequence[int], *, cascade: bool
+        self,
+        request: str,
+        keys: Sequence[bytes],
+        lease: WriteLease,
+        slots: Sequence[int],
+        *,
+        tiers: Collection[str] | None,
     ) -> SlotSpec:
-        """Begin to store `keys` into `slots`, which `lease` holds; with `cascade` they go on to the tiers."""
-        transfer = self._begin(self._stores, (request, frozenset(keys)), lease, cascade=cascade)
+        """Begin to store `keys` into `slots`, which `lease` holds; they go on to `tiers`, or to all."""
+        transfer = self._begin(self._stores, (request, frozenset(keys)), lease, tiers=tiers)
         return SlotSpec(np.fromiter(slots, np.int64, len(slots)), transfer.ticket)
 
     def stored(self, request: str, keys: Collection[bytes], *, success: bool) -> int:
@@ -77,7 +88,7 @@ class Transfers:
             return 0
         lease = transfer.lease
         if success and isinstance(lease, WriteLease) and not self._acks.failed(transfer.ticket):
-            lease.commit(cascade=transfer.cascade)
+            lease.commit(tiers=transfer.tiers)
             return 0
         transfer.give_up()
         return len(lease)
@@ -103,11 +114,11 @@ class Transfers:
         name: _Name,
         lease: ReadLease | WriteLease,
         *,
-        cascade: bool = True,
+        tiers: Collection[str] | None = None,
     ) -> Transfer:
         direction = "load" if isinstance(lease, ReadLease) else "store"
         self._tickets[direction] += 1
-        transfer = Transfer(lease, self._tickets[direction], cascade)
+        transfer = Transfer(lease, self._tickets[direction], tiers)
         transfers.setdefault(name, []).append(transfer)
         return transfer
 

@@ -67,7 +67,7 @@ class Mover:
 
     def lookup(self, key: bytes) -> Known:
         """What is known of `key`; where nothing is, it is asked with the next :meth:`advance`."""
-        known = self._locator.where(key, self._now)[1]
+        known = self._locator.where(key, self._locator.askable(self._now))[1]
         if known is Known.UNKNOWN:
             self._unknown[key] = self._tier
             known = Known.PROBING

@@ -69,6 +69,11 @@ class TierOptions(msgspec.Struct, frozen=True, kw_only=True):
             namespace = plain_fields(namespace)
         own = {*_SETTINGS, "namespace"}
         tier = secondary_tier({name: value for name, value in entry.items() if name not in own})
+        if tier.config.dials:
+            raise ConfigError(
+                f"{TIER_TYPE}: peer:// without an address is for requests that name their peers, which "
+                "KVStoreOffloadingSpec takes; write peer://host:port"
+            )
         if tier.config.write == "on-evict":
             raise ConfigError(
                 f"{TIER_TYPE}: write=on-evict cannot be had, for vLLM does not say what it is about to "

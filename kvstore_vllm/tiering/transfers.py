@@ -8,7 +8,7 @@ soon; a thread cannot be, and keeps the row for as long as it hangs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import count
 
 from kvstore.engine.base import Result, Status, Verb
@@ -147,14 +147,13 @@ class Stores:
         """The worker is through with the row at last."""
         self._ended(tier, item, result, now)
 
-    def withdraw(self, tier: TierState, key: bytes, now: float) -> bool:
-        """Take back a write that no worker has yet; False when it is under way."""
-        item = self._keeper.withdraw(tier, key)
-        if item is None:
-            return False
-        self._finish(tier, key, False)
-        self._keeper.withdrawn(tier, now)
-        return True
+    def withdraw(self, tier: TierState, keys: Container[bytes], now: float) -> None:
+        """Take back the writes of `keys` that no worker has yet."""
+        items = self._keeper.withdraw(tier, keys)
+        for key, _, _ in items:
+            self._finish(tier, key, False)
+        if items:
+            self._keeper.withdrawn(tier, now)
 
     def drop(self, tier: TierState, item: Item) -> None:
         """A write that waited for room in vain."""

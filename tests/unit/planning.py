@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.catalog import Catalog
+from kvstore.collect.limits import is_shared
 from kvstore.config import TierConfig
 from kvstore.engine.base import Batch, Completion, Result, Status, Verb
 from kvstore.events import Event, EventQueue
-from kvstore.ledger import Ledger
-from kvstore.planner import Direction, Fetch, Planner, TierState
+from kvstore.ledger import Ledger, object_size
+from kvstore.planner import Direction, Fetch, Planner, Tally, TierState
 from kvstore.policy import make_policy
 from support.chunks import CHUNK
 
@@ -48,11 +49,11 @@ class Desk:
             TierState(
                 index=i,
                 config=tier,
-                slice_items=slice_items,
                 write_limit=slots,
-                reads=Direction(2 * tier.workers),
-                writes=Direction(2 * tier.workers),
-                ledger=Ledger(tier.capacity) if tier.capacity else None,
+                reads=Direction(2 * tier.workers, slice_items),
+                writes=Direction(2 * tier.workers, slice_items),
+                ledger=Ledger(tier.capacity) if tier.capacity and not is_shared(tier) else None,
+                tally=Tally(b"a desk--", len(tiers) + i, object_size(CHUNK)) if is_shared(tier) else None,
             )
             for i, tier in enumerate(tiers)
         ]

@@ -131,6 +131,16 @@ def test_on_evict_writes_nothing_at_first_and_cleans_near_the_cold_end() -> None
     assert desk.asked(Verb.WRITE) == [KEYS[:2]], "the coldest, before room runs out"
 
 
+def test_what_a_tier_is_owed_waits_while_it_is_down() -> None:
+    desk = Desk(tier(write="on-evict"), slots=8)
+    desk.tiers[0].writes.breaker.trip(desk.now)
+    desk.store(*KEYS[:7])
+    assert desk.tiers[0].counters.dropped == 0
+    assert desk.tiers[0].owed.keys() == set(KEYS[:7])
+    desk.planner.wants_cleaning(desk.now)  # somebody needs the room, and waits
+    assert desk.tiers[0].counters.dropped == 7 and not desk.tiers[0].owed
+
+
 def test_a_dirty_victim_is_dropped_and_counted() -> None:
     desk = Desk(tier(write="on-evict"), slots=2)
     desk.tiers[0].write_limit = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -55,7 +56,12 @@ def first(llama: Path, expected: Outputs, tmp_path: Path, port: int) -> Iterator
 
 
 def hits(engine: Engine) -> int:
-    return int(engine.store.stats().tier("peer").hits)
+    return sum(tier.hits for tier in engine.store.stats() if tier.scheme == "peer")
+
+
+def role(port: int) -> dict[str, Any]:
+    """What a request says of the engine that serves at `port`."""
+    return {"kv_request_id": "one of a test", "remote_host": "127.0.0.1", "remote_port": port}
 
 
 def is_up(engine: Engine) -> bool:
@@ -105,6 +111,35 @@ def test_engines_read_one_another_whichever_starts_first(
             assert engine.cached(new[:1]) == [STORED]
             assert hits(engine) == CHUNKS
             assert [tuple(answer) for answer in second.ask("answers")] == expected
+
+
+def test_requests_name_the_engine_that_has_their_prefix(
+    llama: Path, expected: Outputs, first: Tree, port: int
+) -> None:
+    """Load balancing: nobody is asked unless a request says so, and then only who it says."""
+    [mine] = free_ports(1)
+    with open_engine(llama, serving(mine, storage_options=SECRET)) as engine:
+        known = prompts()
+        assert engine.cached(known[:1]) == [0]
+        assert engine.cached(known[1:2], remote_kv_source=role(port)) == [STORED]
+        assert hits(engine) == CHUNKS
+        assert engine.answers(known, remote_kv_source=role(port)) == expected
+        assert hits(engine) > CHUNKS
+
+
+def test_a_decoder_takes_over_what_its_prefiller_is_computing(
+    llama: Path, expected: Outputs, tmp_path: Path
+) -> None:
+    """Both get their requests at the same time, as routers send them."""
+    here, there = free_ports(2)
+    with (
+        engine_process(llama, tmp_path / "prefill", serving(there)) as prefill,
+        open_engine(llama, serving(here) | {"prefill_timeout": "60s"}) as decode,
+    ):
+        prefill.tell(f"answers {json.dumps({'remote_decoder': {'kv_request_id': 'one of a test'}})}")
+        assert decode.answers(prompts(), remote_prefiller=role(there)) == expected
+        assert hits(decode) == len(prompts()) * CHUNKS
+        assert [tuple(answer) for answer in prefill.line()] == [answer[:1] for answer in expected]
 
 
 def test_a_stranger_does_not_start(llama: Path) -> None:

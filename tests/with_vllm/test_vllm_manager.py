@@ -212,7 +212,7 @@ def test_wishes_that_cannot_be_granted_are_told_once(make: Make, caplog: pytest.
             name,
             range(2),
             ttl=60,
-            tiers=["file"],
+            tiers="file",
             priority="high",
             remote_prefiller=peer,
             remote_kv_source=peer,
@@ -220,6 +220,7 @@ def test_wishes_that_cannot_be_granted_are_told_once(make: Make, caplog: pytest.
     told = [record.getMessage().removeprefix("kv_transfer_params: ") for record in caplog.records]
     assert sorted(text.split()[0].strip(":") for text in told) == [
         "priority",
+        "remote_kv_source",
         "remote_prefiller",
         "tiers",
         "ttl",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from small_world import TOKENS, Prompt, World, group_keys, open_scripted_world, open_world
@@ -148,7 +148,7 @@ def test_nothing_in_the_tiers_is_found_out_once(scripted: Scripted, monkeypatch:
     lookups: list[int] = []
     lookup = world.store.lookup
 
-    def counted(keys: Sequence[bytes]) -> list[Lookup]:
+    def counted(keys: Sequence[bytes], **options: Any) -> list[Lookup]:
         lookups.append(len(keys))
         return lookup(keys)
 
@@ -229,6 +229,21 @@ def test_queued_requests_do_not_fill_the_host_with_halves(scripted: Scripted) ->
         engine.run_all()
     world.step()
     world.settle()
+    assert second.num_computed_tokens == 8 * TOKENS
+
+
+def test_a_queued_head_is_not_cut_while_loads_are_slow(scripted: Scripted) -> None:
+    world, engine, clock = scripted
+    fill(world, engine, range(8), range(100, 108))
+    _, second = world.arrive("first", range(8)), world.arrive("second", range(100, 108))
+    while world.step() != ["second"]:
+        engine.run_all()
+    clock.advance(3)  # the load of the first one is under way, and has its slots
+    assert world.step() == ["second"]
+    while second.state == "waiting":
+        world.settle()
+        world.step()
+        engine.run_all()
     assert second.num_computed_tokens == 8 * TOKENS
 
 
@@ -321,7 +336,10 @@ def test_recomputing_is_preferred_where_it_is_faster(scripted: Scripted) -> None
     world.step(room=0)
     clock.advance(4)  # eight chunks in four seconds
     run(engine, Verb.READ)
+    world.store.poll()
+    clock.advance(20)  # a long step of the engine: the reads did not take longer for that
     world.step()
+    assert estimator._loads.at(clock()) == 2.0
     world.settle()
     assert request.num_computed_tokens == 8 * TOKENS
     estimator.computing(4096)

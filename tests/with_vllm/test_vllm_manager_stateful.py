@@ -29,6 +29,8 @@ _PARAMS: list[dict[str, Any]] = [
     {"priority": 10},
     {"max_load_tokens": 3 * TOKENS},
     {"kv_load_tiers": []},
+    {"kv_load_tiers": [{"locality": "LOCAL"}]},
+    {"kv_load_tiers": [{"locality": "REMOTE"}], "tiers": ["t1"]},
 ]
 _names = itertools.count()
 _index = st.integers(0, 1 << 16)
@@ -65,9 +67,13 @@ class ManagerMachine(RuleBasedStateMachine):
     )
     def begin(self, slots: int, windows: Any, tiers: int, policy: str, known: bool) -> None:
         run = next(_names)
-        urls = [f"memory://{run}-{tier}?name=t{tier}" for tier in range(tiers)]
+        localities = ("LOCAL", "REMOTE")[:tiers]
+        found = [
+            {"url": f"memory://{run}-{tier}", "name": f"t{tier}", "locality": locality}
+            for tier, locality in enumerate(localities)
+        ]
         self.world, self.engine, self.clock = open_scripted_world(
-            *urls, slots=slots, windows=windows, policy=policy, lookup_timeout=_TIMEOUT
+            *found, slots=slots, windows=windows, policy=policy, lookup_timeout=_TIMEOUT
         )
         self.patch = pytest.MonkeyPatch()
         if not known:
