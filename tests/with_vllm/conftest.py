@@ -6,22 +6,15 @@ Where vLLM is not installed, as in the plain environment, they are left out: the
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
 
+from support.vllm_environment import prepare
+
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 
-#: Must stand before vLLM is imported; processes that tests start inherit it.
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    OMP_NUM_THREADS="1",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    VLLM_LOGGING_LEVEL="WARNING",
-    VLLM_NO_USAGE_STATS="1",
-)
+prepare()
 
 
 @pytest.fixture(scope="session")

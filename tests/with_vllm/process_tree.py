@@ -59,9 +59,13 @@ class Tree:
 
     def ask(self, order: str) -> Any:
         """What the program answers to a line."""
+        self.tell(order)
+        return self.line()
+
+    def tell(self, order: str) -> None:
+        """Give the program a line; its answer is the next :meth:`line`."""
         assert self.popen.stdin is not None
         print(order, file=self.popen.stdin, flush=True)
-        return self.line()
 
     @property
     def log(self) -> str:

@@ -323,26 +323,27 @@ class World:
                     )
 
 
-def _parse(tiers: Sequence[str], slots: int, options: dict[str, Any]) -> AdapterConfig:
+def _parse(tiers: Sequence[Any], slots: int, options: dict[str, Any]) -> AdapterConfig:
     policy = options.pop("policy", "lru")
     host = f"ram://?capacity={slots * PAGE}&pin=off&policy={policy}"
     return parse({"tiers": [host, *tiers], "promote_budget": 0.75, "engine": "inline", **options})
 
 
 def open_world(
-    *tiers: str,
+    *tiers: Any,
     slots: int = 64,
     windows: Sequence[int | None] = (None,),
     factory: BackendFactory = create,
     **options: Any,
 ) -> World:
-    """A world over `tiers` with a real engine; `options` are those of ``kv_connector_extra_config``."""
+    """A world over `tiers`, URLs or mappings, with a real engine; `options` are those of
+    ``kv_connector_extra_config``."""
     config = _parse(tiers, slots, options)
     return World(assemble(config.store_options(CHUNK, {"model": "tiny"}), factory), config, windows)
 
 
 def open_scripted_world(
-    *tiers: str, slots: int = 64, windows: Sequence[int | None] = (None,), **options: Any
+    *tiers: Any, slots: int = 64, windows: Sequence[int | None] = (None,), **options: Any
 ) -> tuple[World, ScriptedEngine, Clock]:
     """The same with a scripted engine, and its clock."""
     clock, engines = Clock(), []

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from process_tree import Tree, engine_process
 from tiny_engines import BLOCK, LENGTH, Outputs, offloading, open_engine, prompts
 
+from support.object_store import Bucket
 from support.processes import mappers, wait_for
 
 CHUNKS = LENGTH // BLOCK
 STORED = CHUNKS * BLOCK
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 
 def disk(folder: Path) -> str:
     """A tier on a disk that may take its time: two ranks leave it little of two cores."""
     return f"file://{folder}/kv?timeout=60s"
+
+
+class Shared(NamedTuple):
+    """A tier of several engines, and the chunks that are in it."""
+
+    tier: Any
+    objects: Callable[[], list[str]]
 
 
 def answers(tree: Tree) -> Outputs:
@@ -59,19 +68,34 @@ class TestRanks:
             assert answers(tree) == expected
 
 
-class TestEnds:
-    def test_two_engines_share_a_directory(self, llama: Path, expected: Outputs, tmp_path: Path) -> None:
-        extra = offloading(disk(tmp_path))
-        with (
-            engine_process(llama, tmp_path / "one", extra) as one,
-            engine_process(llama, tmp_path / "two", extra) as two,
-        ):
-            assert answers(one) == expected
-            one.ask("cached")
-            await_objects(tmp_path / "kv", CHUNKS * len(expected))
-            assert two.ask("cached")[0] == STORED
-            assert answers(two) == expected
+@pytest.fixture(params=["directory", "bucket"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Shared:
+    """What engines share."""
+    if request.param == "directory":
+        return Shared(disk(tmp_path), lambda: list(map(str, (tmp_path / "kv").rglob("*.kv"))))
+    bucket: Bucket = request.getfixturevalue("bucket")
+    tier = {"url": bucket.url, "timeout": "60s", "storage_options": bucket.options}
+    return Shared(tier, lambda: [name for name in bucket.names() if name.endswith(".kv")])
 
+
+def test_two_engines_read_what_the_other_has_stored(
+    llama: Path, expected: Outputs, tmp_path: Path, shared: Shared
+) -> None:
+    extra = offloading(shared.tier)
+    known, new = prompts()[:3], prompts()[3:]
+    with open_engine(llama, extra) as one, engine_process(llama, tmp_path / "log", extra) as two:
+        assert one.answers(known) == expected[:3]
+        one.settle()
+        assert len(shared.objects()) == CHUNKS * len(known)
+        found = two.ask("cached")
+        assert (found[0], found[3:]) == (STORED, [0] * len(new))
+        assert answers(two) == expected
+        wait_for(lambda: len(shared.objects()) == CHUNKS * len(expected), 60)
+        assert one.cached(new)[0] == STORED
+        assert one.answers(prompts()) == expected
+
+
+class TestEnds:
     @pytest.mark.parametrize(
         ("whom", "how"),
         [

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent
 
 import kvstore
 from kvstore.events import Event
+from kvstore.peer.directory import Directory
 from kvstore.testing.backend import make_key
 from kvstore_vllm.kv_events import to_offloading
 
@@ -107,3 +110,23 @@ def test_life_of_a_chunk(tmp_path: Path) -> None:
         ("CPU", True),
         ("STORAGE", True),
     ]
+
+
+def test_a_directory_reads_what_vllm_publishes() -> None:
+    stored = BlockStored(
+        block_hashes=[b"a", 7],
+        parent_block_hash=None,
+        token_ids=[1, 2],
+        block_size=1,
+        lora_id=None,
+        medium="CPU",
+        lora_name=None,
+        group_idx=0,
+    )
+    directory, peer = Directory(), "peer://10.0.0.1:5710"
+    for events in ([stored], [BlockRemoved(block_hashes=[7], medium="CPU", group_idx=0)]):
+        directory.take_message(peer, msgspec.msgpack.encode(KVEventBatch(ts=1.0, events=events)))
+    assert (directory.choose([b"a"]), directory.choose([7])) == (peer, None)
+    cleared = KVEventBatch(ts=2.0, events=[AllBlocksCleared()], data_parallel_rank=0)
+    directory.take_message(peer, msgspec.msgpack.encode(cleared))
+    assert len(directory) == 0

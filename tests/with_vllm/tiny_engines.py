@@ -125,26 +125,27 @@ class Engine:
     Attributes
     ----------
     llm : LLM
-    slowest_step : float
-        Seconds, of the steps that :meth:`answers_of_steps` has made.
+    steps : list of float
+        Seconds of each step that :meth:`answers_of_steps` and :meth:`decode` have made.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.llm = LLM(**options)
-        self.slowest_step = 0.0
+        self.steps: list[float] = []
 
     def close(self) -> None:
         """End the engine, and let go of it: its memory is freed when nobody has it."""
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
 
-    def answers(self, batch: Sequence[Sequence[int]], *, tokens: int = 8) -> Outputs:
-        """What it generates for each prompt, all of them asked at once."""
-        return [tuple(output.outputs[0].token_ids) for output in self._generate(batch, tokens)]
+    def answers(self, batch: Sequence[Sequence[int]], *, tokens: int = 8, **params: Any) -> Outputs:
+        """What it generates for each prompt, all of them asked at once; `params` are their
+        ``kv_transfer_params``."""
+        return [tuple(output.outputs[0].token_ids) for output in self._generate(batch, tokens, params)]
 
-    def cached(self, batch: Sequence[Sequence[int]]) -> list[int]:
+    def cached(self, batch: Sequence[Sequence[int]], **params: Any) -> list[int]:
         """How many tokens of each prompt, asked one by one, need not be computed."""
-        return [self._generate([prompt], 1)[0].num_cached_tokens or 0 for prompt in batch]
+        return [self._generate([prompt], 1, params)[0].num_cached_tokens or 0 for prompt in batch]
 
     def answers_of_steps(
         self, batch: Sequence[Sequence[int]], *, tokens: int = 8, aborted: float = 0.0, seed: int = 0
@@ -157,15 +158,34 @@ class Engine:
         found: list[tuple[int, ...] | None] = [None] * len(batch)
         doomed = {number for number in range(len(batch)) if generator.random() < aborted}
         while engine.has_unfinished_requests():
-            began = time.perf_counter()
-            outputs = engine.step()
-            self.slowest_step = max(self.slowest_step, time.perf_counter() - began)
-            for output in outputs:
+            for output in self._step():
                 if output.finished and int(output.request_id) not in doomed:
                     found[int(output.request_id)] = tuple(output.outputs[0].token_ids)
             now = [number for number in doomed if generator.random() < 0.05]
             engine.abort_request([str(number) for number in now])
         return found
+
+    def decode(
+        self, batch: Sequence[Sequence[int]], tokens: int, *, beside: Sequence[Sequence[int]] = ()
+    ) -> list[float]:
+        """Generate for `batch` while the prompts `beside` wait for their chunks; seconds of each step."""
+        engine, before = self.llm.llm_engine, len(self.steps)
+        for name, asked in (("decoded", batch), ("beside", beside)):
+            for number, prompt in enumerate(asked):
+                asked_for = {"prompt_token_ids": list(prompt)}
+                engine.add_request(f"{name} {number}", asked_for, _parameters(tokens))
+        left = len(batch)
+        while left:
+            outputs = self._step()
+            assert not [output for output in outputs if output.request_id.startswith("beside")]
+            left -= sum(output.finished for output in outputs)
+        engine.abort_request([f"beside {number}" for number in range(len(beside))])
+        assert not engine.has_unfinished_requests()
+        return self.steps[before:]
+
+    def forget(self) -> None:
+        """Forget what the device has, and only that."""
+        assert self.llm.reset_prefix_cache()
 
     def reset(self) -> None:
         """Forget what the device has, and tell the adapter."""
@@ -189,13 +209,24 @@ class Engine:
         store: Store = self.manager.store
         return store
 
-    def _generate(self, batch: Sequence[Sequence[int]], tokens: int) -> list[Any]:
+    def _step(self) -> list[Any]:
+        began = time.perf_counter()
+        outputs: list[Any] = self.llm.llm_engine.step()
+        self.steps.append(time.perf_counter() - began)
+        return outputs
+
+    def _generate(
+        self, batch: Sequence[Sequence[int]], tokens: int, params: dict[str, Any] | None = None
+    ) -> list[Any]:
         asked = [{"prompt_token_ids": list(prompt)} for prompt in batch]
-        return self.llm.generate(asked, _parameters(tokens), use_tqdm=False)
+        return self.llm.generate(asked, _parameters(tokens, params), use_tqdm=False)
 
 
-def _parameters(tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True)
+def _parameters(tokens: int, params: dict[str, Any] | None = None) -> SamplingParams:
+    extra = {"kv_transfer_params": params} if params else None
+    return SamplingParams(
+        temperature=0, max_tokens=tokens, detokenize=False, ignore_eos=True, extra_args=extra
+    )
 
 
 @contextmanager
