@@ -1,4 +1,4 @@
-"""Builds the snapshot that :meth:`Store.stats` returns."""
+"""What a store tells of itself: the snapshot that :meth:`Store.stats` returns, and its ``repr``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ from .config import StoreConfig
 from .metrics import BreakerStats, Latency, Stats, TierStats
 from .namespace import Namespace
 from .planner import Planner, TierState
+from .units import format_size
 
-__all__ = ["take_stats", "tier_stats"]
+__all__ = ["summary", "take_stats", "tier_stats"]
 
 #: Characters of an error that are worth showing.
 _LINE = 200
+
+
+def summary(config: StoreConfig, namespace: Namespace, *, closed: bool) -> str:
+    """One line on a store, which holds no secret."""
+    tiers = [f"{config.host.name} ({format_size(config.host.capacity)})"]
+    tiers += [f"{tier.name} ({tier.url})" for tier in config.tiers]
+    facts = f"chunks of {format_size(config.chunk_size)}, namespace {namespace.directory}"
+    return f"<{'closed ' * closed}Store: {', '.join(tiers)}; {facts}>"
 
 
 def take_stats(

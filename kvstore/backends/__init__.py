@@ -48,7 +48,13 @@ def create(tier: TierConfig, namespace: Namespace) -> Backend:
     if tier.scheme == "peer":
         from .peer import PeerBackend
 
-        return PeerBackend(_context(namespace), tier.path, tier.storage_options, timeout=tier.timeout)
+        return PeerBackend(
+            _context(namespace),
+            tier.path,
+            tier.storage_options,
+            timeout=tier.timeout,
+            transport=tier.transport,
+        )
     return create_files(tier, namespace)
 
 
@@ -101,6 +107,7 @@ def connect(tier: TierConfig, context: BackendContext, directory: str) -> FileBa
             timeout=tier.timeout,
             retries=tier.retries,
             concurrency=tier.concurrency,
+            stamp=tier.write != "off" and (tier.capacity is not None or tier.ttl is not None),
         )
     from .generic import GenericBackend
 
@@ -137,11 +144,15 @@ def namespaces(tier: TierConfig) -> Iterator[tuple[str, bytes | None]]:
 
 def _check_scheme(tier: TierConfig) -> None:
     """Refuse what fsspec does not know before a worker meets it."""
+    from fsspec.core import split_protocol
     from fsspec.registry import get_filesystem_class
 
     if tier.scheme == "peer":
         raise ConfigError(f"tier {tier.name or tier.url!r}: peers are only read, key by key")
+    links = (split_protocol(link) for link in tier.url.split("::"))
     try:
-        get_filesystem_class(tier.scheme)
+        for protocol, path in links:
+            if protocol or path.isalpha():  # a filter such as simplecache, and no path
+                get_filesystem_class(protocol or path)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"tier {tier.name or tier.url!r}: {error}") from error

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -25,13 +26,32 @@ def current_umask() -> int:
     return 0o777  # an old kernel does not tell: assume that everything is masked
 
 
-def make_directories(path: str, mode: int) -> list[str]:
+def make_directories(path: str, mode: int, ground: str = "/") -> list[str]:
     """Make `path` and what is missing above it, with `mode` whatever the umask.
 
-    Returns what was made, outermost first.
+    Parameters
+    ----------
+    path : str
+    mode : int
+        Permission bits.
+    ground : str
+        Neither it nor anything above it is made.
+
+    Returns
+    -------
+    list of str
+        What was made, outermost first.
+
+    Raises
+    ------
+    FileNotFoundError
+        `ground` is not there.
     """
     missing = []
     while not os.path.isdir(path):
+        if path == ground:
+            why = "what the tier lay in has gone; mount it, or make it with mkdir -p"
+            raise FileNotFoundError(errno.ENOENT, why, ground)
         missing.append(path)
         path = os.path.dirname(path)
     made = []

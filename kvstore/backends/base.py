@@ -21,6 +21,7 @@ from mmap import mmap
 from typing import NamedTuple
 
 from .. import frame
+from ..errors import BackendError
 
 __all__ = ["Backend", "BackendContext", "Capabilities", "StoredObject"]
 
@@ -128,6 +129,17 @@ class Backend(ABC):
         BackendError
             The tier cannot be reached.
         """
+
+    def dial(self, address: str) -> None:
+        """Serve from the peer at `address`, ``host:port``, instead of any before; only of a backend whose
+        peers are named by requests.
+
+        Raises
+        ------
+        BackendError
+            The peer cannot be reached. It is tried again with each verb.
+        """
+        raise BackendError(f"this tier has no peers to choose from: {address}")
 
     @abstractmethod
     def exists(self, keys: Sequence[bytes]) -> list[bool]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 
-from ..errors import NamespaceMismatchError
+from .. import frame
+from ..errors import CorruptChunkError, NamespaceMismatchError
 from .base import Backend, StoredObject
-from .layout import MANIFEST, Entry, Kind, object_name
+from .layout import MANIFEST, Entry, Kind, classify, object_name
 
 __all__ = ["FileBackend"]
 
@@ -40,8 +41,22 @@ class FileBackend(Backend):
         """Connect and touch nothing: what reading needs, and all that it needs."""
 
     def quarantine(self, key: bytes) -> bool:
-        """Move the bad object of `key` into ``quarantine/``; False where that cannot be done."""
+        """Move the bad object of `key` into ``quarantine/``; False where that cannot be done, or where a good
+        one has taken its place."""
         return self.set_aside(object_name(key))
+
+    def is_sound(self, name: str, data: bytes) -> bool:
+        """Whether `data` is a whole object of the key that `name` stands for; False where that is none."""
+        _, key = classify(name)
+        if key is None:
+            return False
+        header, payload = memoryview(data)[: frame.HEADER_SIZE], memoryview(data)[frame.HEADER_SIZE :]
+        room = payload[: self.context.chunk_size]
+        try:
+            frame.verify(header, room, len(data), key=key, fingerprint=self.context.fingerprint)
+        except CorruptChunkError:
+            return False
+        return True
 
     @abstractmethod
     def entries(self, after: str = "") -> Iterator[Entry]:
@@ -50,7 +65,11 @@ class FileBackend(Backend):
 
     @abstractmethod
     def set_aside(self, name: str) -> bool:
-        """Move a file into ``quarantine/``; False where it is gone or cannot be moved."""
+        """Move a file into ``quarantine/``; False where it is gone or cannot be moved.
+
+        Another store may have done so since the file was found bad, and a third have written a good object in
+        its place: what turns out to be sound is put back, where the storage allows.
+        """
 
     @abstractmethod
     def remove_file(self, name: str) -> bool:

@@ -156,12 +156,26 @@ class GenericBackend(FileBackend):
             pass
 
     def set_aside(self, name: str) -> bool:
-        """Move a file into ``quarantine/``; False where that fails."""
-        target = self._path(aside_name(name))
+        """Move a file into ``quarantine/``; False where that fails, or where it was sound."""
+        aside = aside_name(name)
         try:
             if not self._puts_whole:
-                self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            self._fs.mv(self._path(name), target)
+                self._fs.makedirs(self._path(aside).rpartition("/")[0], exist_ok=True)
+            self._fs.mv(self._path(name), self._path(aside))
+        except OSError:
+            return False
+        return not self._put_back(aside, name)
+
+    def _put_back(self, aside: str, name: str) -> bool:
+        """Give a sound object its name again, unless the name is taken by now; False of any other file."""
+        try:
+            data = self.read_file(aside)
+            if data is None or not self.is_sound(name, data):
+                return False
+            if self._fs.exists(self._path(name)):
+                self._fs.rm_file(self._path(aside))
+            else:
+                self._fs.mv(self._path(aside), self._path(name))
         except OSError:
             return False
         return True

@@ -78,12 +78,13 @@ class MemoryBackend(FileBackend):
                 self._files.pop(object_name(key), None)
 
     def set_aside(self, name: str) -> bool:
-        """Rename a file; False where it is gone."""
+        """Rename a file; False where it is gone or sound."""
         with _lock:
-            file = self._files.pop(name, None)
-            if file is not None:
-                self._files[aside_name(name)] = file
-        return file is not None
+            file = self._files.get(name)
+            if file is None or self.is_sound(name, file.data):
+                return False
+            self._files[aside_name(name)] = self._files.pop(name)
+        return True
 
     def remove_file(self, name: str) -> bool:
         """Forget a file; False where it is gone."""

@@ -13,8 +13,9 @@ How an object is written:
 8. Sync the directory (``durability=full``).
 
 A writer that dies leaves at most a temporary file, which the scanner finds by its age. Directories are made
-when step 2 misses them, so that a tree that was deleted by someone else grows again. Nothing is cached
-between calls but strings; a backend may be used by several threads.
+when step 2 misses them, so that a tree that was deleted by someone else grows again, but nothing above its
+root, which may be the place of a file system that has been unmounted. Nothing is cached between calls but
+strings; a backend may be used by several threads.
 """
 
 # ruff: noqa: PTH104, PTH116 - system calls by their names
@@ -84,6 +85,7 @@ class PosixBackend(FileBackend):
         self._wants_direct = direct == "on"
         self._direct = 0
         self._mode = mode
+        self._directory_mode = mode | (mode & 0o444) >> 2
         self._masked = mode & current_umask() != 0
         self._publisher = 0
         self._wants_stamps = stamp
@@ -92,7 +94,9 @@ class PosixBackend(FileBackend):
     # Reading.
 
     def open(self) -> None:
-        """As the base does; then see whether direct I/O works here, if it is asked for."""
+        """Make the root of the tier, and what is missing above it; go on as the base does, and see whether
+        direct I/O works here, if it is asked for."""
+        make_directories(os.path.dirname(self.path), self._directory_mode)
         super().open()
         self._stamps = self._wants_stamps
         if self._wants_direct and check_direct_io(self.path):
@@ -268,7 +272,8 @@ class PosixBackend(FileBackend):
             os.close(fd)
 
     def _make_directories(self, path: str) -> None:
-        for made in make_directories(path, self._mode | (self._mode & 0o444) >> 2):
+        ground = os.path.dirname(os.path.dirname(self.path))
+        for made in make_directories(path, self._directory_mode, ground):
             self._sync_directory(os.path.dirname(made))
 
     # The rest.
@@ -282,13 +287,26 @@ class PosixBackend(FileBackend):
                 pass
 
     def set_aside(self, name: str) -> bool:
-        """Rename a file into ``quarantine/``; False where it is gone or the directory is read-only."""
-        target = f"{self.path}/{aside_name(name)}"
+        """Rename a file into ``quarantine/``; False where it is gone, was sound, or the directory is
+        read-only."""
+        aside = aside_name(name)
         try:
-            self._make_directories(os.path.dirname(target))
-            os.rename(f"{self.path}/{name}", target)
+            self._make_directories(os.path.dirname(f"{self.path}/{aside}"))
+            os.rename(f"{self.path}/{name}", f"{self.path}/{aside}")
         except OSError:
             return False
+        return not self._put_back(aside, name)
+
+    def _put_back(self, aside: str, name: str) -> bool:
+        """Give a sound object its name again, unless the name is taken by now; False of any other file."""
+        try:
+            data = self.read_file(aside)
+            if data is None or not self.is_sound(name, data):
+                return False
+            self._publish(f"{self.path}/{aside}", f"{self.path}/{name}")
+        except OSError:
+            return False
+        self._unlink_temp(f"{self.path}/{aside}")
         return True
 
     def remove_file(self, name: str) -> bool:

@@ -11,11 +11,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
 from ..config.kinds import nearest
@@ -46,8 +46,18 @@ _FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0].__bases__[0]
 
 
+class _Command(TyperCommand):
+    """Its help shows no types of Python: names of values say more, and a flag has none."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
 class _Commands(TyperGroup):
-    """Imports commands by name."""
+    """Imports commands by name; its help is like theirs."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -57,7 +67,7 @@ class _Commands(TyperGroup):
             ctx.fail(f"there is no command {name!r}; {nearest(name, COMMANDS)}")
         run = import_module(f".{name}", __name__).run
         single = typer.Typer(add_completion=False)
-        single.command(name, help=_unwrap(run.__doc__))(run)
+        single.command(name, cls=_Command, help=_unwrap(run.__doc__))(run)
         return get_command(single)
 
 
@@ -69,6 +79,15 @@ _app = typer.Typer(
 )
 
 
+def _without_types(params: list[Any]) -> list[Any]:
+    for param in params:
+        if isinstance(param, TyperArgument):
+            vars(param)["display_type_rich"] = lambda ctx: None
+        elif param.is_flag:
+            param.metavar = ""
+    return params
+
+
 def _unwrap(text: str) -> str:
     """`text` with one line for each paragraph, as rich expects it."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
@@ -76,7 +95,9 @@ def _unwrap(text: str) -> str:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"kvstore {metadata.version('kvstore-tiers')}")
+        from .. import __version__
+
+        typer.echo(f"kvstore {__version__}")
         raise typer.Exit
 
 
@@ -96,7 +117,7 @@ def _root(
 
 
 def main() -> None:
-    """Entry point of ``kvstore``; ends the process."""
+    """Run the command that the arguments of the process give; ends the process."""
     unwind = _Unwinding()
     signal.signal(signal.SIGTERM, unwind)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script

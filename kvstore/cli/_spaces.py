@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
-from ..collect.prune import books_of
+from ..backends.layout import MANIFEST
+from ..collect.prune import find_books
 from ..config import TierConfig
 from ..errors import ConfigError
 from ..scan import Space, Status, scan, spaces
 from ._output import Advance, size
 
-__all__ = ["describe", "recall", "select"]
+__all__ = ["describe", "nothing_in", "recall", "select"]
 
 
 def select(tier: TierConfig, namespace: str | None = None) -> Iterator[Space]:
@@ -20,7 +22,7 @@ def select(tier: TierConfig, namespace: str | None = None) -> Iterator[Space]:
     Raises
     ------
     ConfigError
-        There is no such tier, or no such namespace in it.
+        There is no such tier, or no such namespace in it, or `tier` itself is a namespace.
     """
     found = False
     try:
@@ -30,8 +32,18 @@ def select(tier: TierConfig, namespace: str | None = None) -> Iterator[Space]:
                 yield space
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"there is no directory at {tier.url}") from None
-    if namespace is not None and not found:
+    if found:
+        return
+    if tier.scheme == "file" and os.path.exists(f"{tier.path}/{MANIFEST}"):
+        root, _, name = tier.url.rpartition("/")
+        raise ConfigError(f"{tier.url} is a namespace; name its tier: {root} --namespace {name}")
+    if namespace is not None:
         raise ConfigError(f"{tier.url} has no namespace {namespace!r}; see: kvstore ls {tier.url}")
+
+
+def nothing_in(url: str) -> str:
+    """What to say where :func:`select` found no namespace."""
+    return f"no namespace in {url}: nothing has been stored there, or it is not the root of a tier"
 
 
 def recall(tier: TierConfig, space: Space) -> dict[str, Any] | None:
@@ -39,9 +51,12 @@ def recall(tier: TierConfig, space: Space) -> dict[str, Any] | None:
 
     Facts are those of :func:`describe`; what only a listing tells is None.
     """
-    books = books_of(tier, space.directory)
-    accounts = books.read() if books is not None else None
-    if accounts is None or not accounts.counted:
+    found = find_books(tier, space.directory)
+    if found is None:
+        return None
+    books, accounts = found
+    books.close()
+    if not accounts.counted:
         return None
     unknown = dict.fromkeys(("oldest", "newest", "temporary", "quarantined", "foreign"))
     return {

@@ -14,7 +14,7 @@ from ..config import TierConfig
 from ..scan import Status, scan
 from ._options import Json, Namespace, StorageOptions, Url, one_tier
 from ._output import age, emit, progress, size
-from ._spaces import describe, select
+from ._spaces import describe, nothing_in, select
 
 __all__ = ["run"]
 
@@ -39,7 +39,7 @@ def run(
 
 def _show(console: Console, tier: TierConfig, found: list[dict[str, Any]]) -> None:
     if not found:
-        console.print(f"no namespaces in {escape(tier.url)}")
+        console.print(escape(nothing_in(tier.url)), soft_wrap=True)
         return
     table = Table(box=SIMPLE_HEAD)
     table.add_column("namespace", no_wrap=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from ..units import format_size
 from ._options import Json, Namespace, StorageOptions, Url, one_tier
 from ._output import age, emit, progress, size
-from ._spaces import describe, recall, select
+from ._spaces import describe, nothing_in, recall, select
 
 __all__ = ["run"]
 
@@ -45,6 +45,9 @@ def run(
     def show(console: Console) -> None:
         for facts in found:
             _show(console, facts)
+        if not found:
+            console.print(escape(nothing_in(tier.url)), soft_wrap=True)
+            return
         console.print(f"{escape(tier.url)}: namespaces {len(found):,}, chunks {chunks:,}, {size(total)}")
 
     emit({"url": tier.url, "chunks": chunks, "bytes": total, "namespaces": found}, as_json=json, show=show)

@@ -19,7 +19,7 @@ from ..scan import Space, Status, Summary
 from ..units import parse_size
 from ._options import Json, Namespace, StorageOptions, Url, one_tier
 from ._output import emit, progress, size
-from ._spaces import select
+from ._spaces import nothing_in, select
 
 __all__ = ["run"]
 
@@ -148,6 +148,9 @@ class _Outcome:
 
     def show(self, console: Console) -> None:
         """The same for people."""
+        if not self._directories:
+            console.print(escape(nothing_in(self._url)), soft_wrap=True)
+            return
         console.print(f"[bold]{escape(self._url)}[/], namespaces: {len(self._directories):,}")
         if self.summary.counts:
             console.print(_table(self.summary))

@@ -109,3 +109,15 @@ def test_one_namespace_is_verified_alone(kv: Command, root: Path, directory: str
     (sound,) = (name for name in os.listdir(root) if name != directory)
     assert kv("verify", root, "--namespace", sound, "--json").json["good"] == 1
     assert kv("verify", root, "--namespace", directory, "--json", code=1).json["corrupt"] == 1
+
+
+@pytest.mark.parametrize("command", [["ls"], ["stat"], ["verify"], ["prune", "--to", "1MiB"]])
+def test_where_no_namespace_is(kv: Command, root: Path, directory: str, command: list[str]) -> None:
+    """That may be as it should be, so it is no problem; but whoever mistyped a path wants to know."""
+    elsewhere = root.parent / "elsewhere"
+    (elsewhere / "photos").mkdir(parents=True)
+    remark = "nothing has been stored there, or it is not the root of a tier"
+    assert kv(*command, elsewhere).out == f"no namespace in {elsewhere.as_uri()}: {remark}\n"
+    assert kv(*command, elsewhere, "--json").json["namespaces"] == []
+    ran = kv(*command, root / directory, code=2)
+    assert f"is a namespace; name its tier: {root.as_uri()} --namespace {directory}" in ran.err

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import kvstore
 from kvstore.cli import COMMANDS
 from support.command import COMMAND, ENVIRONMENT, Command
 
@@ -24,15 +26,19 @@ def test_help_names_every_command(kv: Command) -> None:
     for arguments in ([], ["--help"]):
         out = kv(*arguments).out
         assert all(re.search(rf"^. {name} ", out, re.MULTILINE) for name in COMMANDS)
+        assert "<bool>" not in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_json_and_help(kv: Command, command: str) -> None:
-    assert "--json" in kv(command, "--help").out
+    out = kv(command, "--help").out
+    assert "--json" in out
+    assert not re.search(r"<(bool|str|path|int)>|list\[", out)  # types of Python say nothing to a user
 
 
 def test_version(kv: Command) -> None:
     assert re.fullmatch(r"kvstore \d+\.\d+\S*\n", kv("--version").out)
+    assert kv("--version").out == f"kvstore {kvstore.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -155,6 +161,24 @@ def test_interrupted_demo_cleans_up(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("module", ["typer", "msgspec"])
+def test_interrupted_while_it_is_imported(tmp_path: Path, module: str) -> None:
+    """By a module that stands in for one that the command line imports."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nraise AssertionError('it went on')\n"
+    )
+    script = shutil.which("kvstore", path=os.path.dirname(sys.executable))
+    assert script is not None
+    for command in (COMMAND, [script]):
+        done = subprocess.run(
+            [*command, "demo"],
+            capture_output=True,
+            timeout=60,
+            env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)},
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"kvstore: interrupted\n")
+
+
 def test_commands_import_only_what_they_need(trace: Path) -> None:
     heavy = {"fsspec", "matplotlib", "torch", "kvstore.scan", "kvstore.engine.processes", "kvstore.cli.bench"}
     for arguments in (["--version"], ["simulate", str(trace), "--json"]):
@@ -167,5 +191,5 @@ def test_commands_import_only_what_they_need(trace: Path) -> None:
             check=True,
         )
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "kvstore.store" in imported
+        assert "kvstore.cli" in imported
         assert not heavy & imported

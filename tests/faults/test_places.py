@@ -221,6 +221,25 @@ def test_a_directory_deleted_under_us_grows_again(world: World, deleted: str) ->
     assert world.found("first") == {Status.GOOD: len(MANY)}
 
 
+def test_what_lay_above_a_tier_is_not_made_again(world: World, tmp_path: Path) -> None:
+    """It may be the place of a disk that was unmounted, and all would go to another."""
+    mounts = tmp_path / "mounts"
+    store = world.open(url=f"file://{mounts}/disk/kv")
+    save_in_turns(world, MANY[:4])
+    assert store.stats().tier("first").writes == 4
+    shutil.rmtree(mounts / "disk")
+    rest = MANY[4:]
+    save_in_turns(world, rest)
+    first = store.stats().tier("first")
+    assert (first.breaker.write, list(mounts.iterdir())) == ("open", [])
+    assert "mkdir -p" in first.last_error and "\n" not in first.last_error
+    assert load(store, rest) == set(rest)
+    (mounts / "disk").mkdir()
+    world.clock.skip(LONGER_THAN_A_BREAKER_IS_OPEN)
+    save_in_turns(world, LATER)
+    assert (mounts / "disk" / "kv").is_dir()
+
+
 def test_a_file_where_the_directory_was(world: World) -> None:
     world.plant(FEW)
     store = world.open()

@@ -21,6 +21,7 @@ LOCATIONS = st.one_of(
             "s3://bucket/kv",
             "memory://name",
             "memory://",
+            "peer://",
             "peer://10.0.0.1:5710",
             "peer://[::1]:5710",
             "sftp://bob@host:22/kv",
@@ -47,8 +48,15 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "ttl": st.floats(0, 1e9, exclude_min=True),
     "durability": st.sampled_from(["none", "data", "full"]),
     "direct": st.sampled_from(["auto", "on", "off"]),
+    "transport": st.sampled_from(["auto", "zmq", "nixl"]),
     "mode": st.integers(0, 0o177).map(lambda bits: bits | 0o600),
+    "peers": st.integers(1, 64),
+    "allow": st.lists(
+        st.sampled_from(["loopback", "any", "10.0.0.0/16", "*.svc", "::1/128"]), min_size=1
+    ).map(tuple),
 }
+#: Options of ``peer://`` without an address only.
+OF_PLACES = {"peers", "allow"}
 ARGUMENTS = st.dictionaries(
     NAMES, st.booleans() | st.integers(0, 99) | NAMES | st.lists(NAMES, max_size=2), max_size=2
 )
@@ -67,7 +75,10 @@ def hosts(draw: st.DrawFn) -> HostConfig:
 @st.composite
 def tiers(draw: st.DrawFn, arguments: bool = False) -> TierConfig:
     bare = TierConfig(url=draw(LOCATIONS))
-    options = draw(st.fixed_dictionaries({}, optional=options_for(bare.scheme)))
+    optional = options_for(bare.scheme)
+    if not bare.dials:
+        optional = {name: values for name, values in optional.items() if name not in OF_PLACES}
+    options = draw(st.fixed_dictionaries({}, optional=optional))
     return TierConfig(url=bare.url, **options, storage_options=draw(ARGUMENTS) if arguments else {})
 
 

@@ -86,7 +86,7 @@ def test_wheel_holds_both_packages_typed_and_nothing_else(wheel: ZipFile) -> Non
 def test_wheel_has_the_licence_and_the_command(wheel: ZipFile) -> None:
     by_name = {name.partition(".dist-info/")[2]: name for name in wheel.namelist() if ".dist-info/" in name}
     assert b"Apache License" in wheel.read(by_name["licenses/LICENSE"])
-    assert b"kvstore = kvstore.cli:main" in wheel.read(by_name["entry_points.txt"])
+    assert b"kvstore = kvstore.__main__:main" in wheel.read(by_name["entry_points.txt"])
     plugin = b"[vllm.general_plugins]\nkvstore = kvstore_vllm.plugin:register"
     assert plugin in wheel.read(by_name["entry_points.txt"])
 

@@ -15,7 +15,7 @@ from kvstore.peer.admission import ServerIdentity
 from kvstore.peer.credentials import ClientCredentials, ServerCredentials
 from kvstore.peer.hub import Hub
 from kvstore.peer.protocol import CONTROL_LIMIT, MOST_KEYS, Fetch, Hello, Lookup, Refused, Request, encode
-from kvstore.peer.session import ClientIdentity, ClientSession, Rejected, State
+from kvstore.peer.session import ClientIdentity, ClientSession, Opened, Rejected, State
 
 SPACE = Namespace({"model": "m"}, 4096)
 HELLO = Hello(7, protocol.VERSION, bytes(16), SPACE.fingerprint, 4096, SPACE.manifest, ["zmq"])
@@ -166,6 +166,63 @@ def test_tokens_are_proved_by_both_sides(ours: bytes, theirs: bytes, opens: bool
     if not opens:
         assert isinstance(event, Rejected)
         assert event.reason == "authentication"
+
+
+def with_transports(*names: str) -> ClientSession:
+    return ClientSession(ClientIdentity(SPACE.fingerprint, 4096, SPACE.manifest, transports=names))
+
+
+@pytest.mark.parametrize(
+    ("asked", "offered", "taken"),
+    [
+        (("zmq",), ("nixl", "zmq"), "zmq"),
+        (("zmq", "nixl"), ("nixl", "zmq"), "nixl"),
+        (("nixl", "zmq"), ("zmq",), "zmq"),
+        (("nixl",), ("zmq",), None),
+        ((), ("zmq",), None),
+    ],
+)
+def test_the_server_takes_the_best_transport_that_both_have(
+    asked: tuple[str, ...], offered: tuple[str, ...], taken: str | None
+) -> None:
+    offers = {name: name.encode() for name in offered}
+    identity = ServerIdentity(SPACE.fingerprint, 4096, SPACE.check_manifest, offers=offers)
+    client = with_transports(*asked)
+    client.greet(1.0)
+    event = talk(client, Hub(identity))
+    if taken is None:
+        detail = f"transport: found {list(asked)}, expected one of {list(offered)}"
+        assert event == Rejected("transport", detail)
+    else:
+        assert event == Opened(taken, offers[taken])
+
+
+def test_an_offer_is_for_those_who_asked_for_it() -> None:
+    """A server cannot make a client read its memory, nor take a transport that the client does not have."""
+    for transport in ("zmq", "nixl"):
+        client = with_transports("zmq")
+        client.greet(1.0)
+        session = client.outbox[0].session
+        event = client.received(encode(protocol.Welcome(session, protocol.VERSION, b"", transport, b"")))
+        if transport == "nixl":
+            assert event == Rejected("transport", "transport: found 'nixl'")
+            continue
+        number = client.fetch([KEY], 1.0, 1.0, 0.0)
+        assert client.received(encode(protocol.Offer(session, number, 0, 4096, 4096))) is None
+        assert client.counters["unexpected"] == 1
+        assert client.received(encode(protocol.Chunk(session, number, 0, 4096))) is not None
+
+
+def test_a_transport_that_was_given_up_is_asked_for_no_more() -> None:
+    client = with_transports("nixl", "zmq")
+    client.greet(1.0)
+    assert client.give_up("nixl")
+    assert client.state is State.CLOSED
+    client.greet(1.0)
+    hello = client.outbox[-1]
+    assert isinstance(hello, Hello)
+    assert hello.transports == ["zmq"]
+    assert not client.give_up("zmq"), "there is no other"
 
 
 def test_fields_are_named_only_to_those_who_know_the_token() -> None:

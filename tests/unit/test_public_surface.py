@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import inspect
 import pkgutil
 import re
@@ -146,6 +147,23 @@ def test_options_explain_themselves(option: Any) -> None:
         option.parse(option.example, "here")
 
 
+def test_names_are_imported_when_somebody_asks_for_them() -> None:
+    """A worker process needs few of them. (Here all are known by now, so another process looks.)"""
+    code = (
+        "import sys, kvstore\n"
+        "assert {*kvstore.__all__, '__version__'} <= set(dir(kvstore))\n"
+        "before = [name for name in sys.modules if name.startswith('kvstore.')]\n"
+        "assert kvstore.ConfigError is kvstore.ConfigError\n"
+        "after = [name for name in sys.modules if name.startswith('kvstore.')]\n"
+        "print(before, after, hasattr(kvstore, 'nonsense'), kvstore.__version__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    version = importlib.metadata.version("kvstore-tiers")
+    assert done.stdout == f"[] ['kvstore.errors'] False {version}\n"
+
+
 def test_import_is_light() -> None:
     """Importing the library loads no client of a storage, no accelerator library, no command line."""
     heavy = {
@@ -159,7 +177,7 @@ def test_import_is_light() -> None:
         "prometheus_client",
         "asyncssh",
     }
-    code = "import sys, kvstore, kvstore_vllm; print(*sys.modules)"
+    code = "import sys, kvstore_vllm; from kvstore import *; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -121,8 +121,11 @@ def test_temporary_files_by_age(tier: TierConfig, fill: Callable[..., None], fol
     assert scan_all(tier, stale_after=5)["young.tmp"].status is Status.STALE_TEMP
 
 
-def test_quarantined_objects_are_no_problem(tier: TierConfig, fill: Callable[..., None]) -> None:
+def test_quarantined_objects_are_no_problem(
+    tier: TierConfig, fill: Callable[..., None], folder: Path
+) -> None:
     fill(1, 2)
+    file_of(folder, 1).write_bytes(b"torn")
     backend = create(tier, NAMESPACE)
     backend.open()
     assert backend.quarantine(make_key(1))

@@ -321,3 +321,12 @@ def test_no_space_says_who_holds_the_slots(open_store: Opener) -> None:
         store.put(C, b"x", timeout=0.0)
     assert "1 chunks within 0.0 s" in str(caught.value)
     assert "of 2 slots 1 are leased, 1 are being filled, 0 are quarantined" in str(caught.value)
+
+
+def test_a_store_says_what_it_is(open_store: Opener, tmp_path: Path) -> None:
+    store = open_store("write=off")
+    tiers = f"host (16KiB), tier0 (file://{tmp_path}/0)"
+    facts = f"chunks of {CHUNK}B, namespace {store.namespace.directory}"
+    assert repr(store) == f"<Store: {tiers}; {facts}>"
+    store.close()
+    assert repr(store).startswith("<closed Store: host")

@@ -116,7 +116,7 @@ def test_a_commit_may_stay_out_of_the_tiers(scripted: Scripted) -> None:
     store, engine, _ = scripted
     lease = store.reserve(KEYS[:1])
     lease[KEYS[0]][:] = bytes(store.chunk_size)
-    lease.commit(cascade=False)
+    lease.commit(tiers=())
     assert KEYS[0] in store.resident
     assert not any(batch.verb is Verb.WRITE for batch in engine.submitted)
 

@@ -249,6 +249,8 @@ def test_several_stores_share_a_directory(open_store: Opener) -> None:
     assert other.get(A) == payload(A)
 
 
-def test_an_unknown_scheme_is_a_matter_of_configuration() -> None:
+@pytest.mark.parametrize("url", ["nosuch://x", "simplecache::nosuch://x", "nosuch::file:///x"])
+def test_an_unknown_scheme_is_a_matter_of_configuration(url: str) -> None:
+    """Also where the store could do without the tier."""
     with pytest.raises(ConfigError, match="nosuch"):
-        kvstore.open("ram://?capacity=64KiB", "nosuch://x", chunk_size=CHUNK, engine="inline")
+        kvstore.open("ram://?capacity=64KiB", f"{url}?required=false", chunk_size=CHUNK, engine="inline")

@@ -7,20 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from adapter_forms import FS, GIB, HOST, OBJ, SECRET, native
 
 from kvstore.config import StoreConfig, TierConfig
 from kvstore.errors import ConfigError
-from kvstore_vllm.config import KEYS, AdapterConfig, AdapterTier, check_topology, parse, secondary_tier
-
-GIB = 2**30
-HOST = "ram://?capacity=64GiB"
-SECRET = "hunter2"
-FS = {"type": "fs", "root_dir": "/mnt/kv"}
-OBJ = {"bucket": "b", "endpoint_override": "10.0.0.1:9000", "access_key": "alice", "secret_key": SECRET}
-
-
-def native(*tiers: Any, **more: Any) -> dict[str, Any]:
-    return {"cpu_bytes_to_use": GIB, "secondary_tiers": list(tiers), **more}
+from kvstore_vllm.config import KEYS, AdapterConfig, check_topology, parse
 
 
 def test_own_form() -> None:
@@ -195,151 +186,6 @@ def test_native_tiers_are_not_required() -> None:
     assert [tier.config.required for tier in config.tiers] == [False, False, False]
 
 
-# vLLM's own tiers
-
-
-def test_fs() -> None:
-    [tier] = parse(native(FS)).tiers
-    assert tier == AdapterTier(config=TierConfig(url="/mnt/kv", name="fs", required=False))
-
-
-@pytest.mark.parametrize(
-    ("threads", "workers"),
-    [
-        ({"n_read_threads": 1, "n_write_threads": 1}, 1),
-        ({"n_write_threads": 3}, 3),
-        ({"n_read_threads": 64}, 4),
-    ],
-)
-def test_threads_of_fs_become_workers(
-    threads: dict[str, int], workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(4)))
-    assert parse(native({**FS, **threads})).tiers[0].config.workers == workers
-
-
-@pytest.mark.parametrize(
-    ("root", "url"),
-    [
-        ("/mnt/kv/", "file:///mnt/kv"),
-        ("~/kv?x", "file:///here/~/kv%3Fx"),
-        ("s3:x", "file:///here/s3%3Ax"),
-    ],
-)
-def test_root_dir_is_a_path_as_it_stands(root: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.getcwd", lambda: "/here")
-    assert parse(native({**FS, "root_dir": root})).tiers[0].config.url == url
-
-
-@pytest.mark.parametrize("nested", [True, False], ids=["store_config", "flat"])
-def test_obj(nested: bool) -> None:
-    connection = {**OBJ, "session_token": "t", "region": "eu", "scheme": "https", "ca_bundle": "/ca.pem"}
-    given = {"store_config": connection} if nested else connection
-    [tier] = parse(native({"type": "obj", "prefix": "/kv/", "io_threads": 4, **given})).tiers
-    assert tier.config == TierConfig(
-        url="s3://b/kv",
-        name="obj",
-        concurrency=4,
-        required=False,
-        storage_options={
-            "endpoint_url": "https://10.0.0.1:9000",
-            "key": "alice",
-            "secret": SECRET,
-            "token": "t",
-            "client_kwargs": {"region_name": "eu", "verify": "/ca.pem"},
-        },
-    )
-
-
-def test_obj_without_credentials_leaves_them_to_the_client() -> None:
-    connection = {"bucket": "b", "endpoint_override": "h:1", "access_key": "", "secret_key": ""}
-    [tier] = parse(native({"type": "obj", **connection})).tiers
-    assert tier.config.storage_options == {"endpoint_url": "http://h:1"}
-    assert parse(native({"type": "obj", "bucket": "b"})).tiers[0].config.storage_options == {}
-
-
-def test_endpoint_may_have_a_scheme_of_its_own() -> None:
-    [tier] = parse(native({"type": "obj", "bucket": "b", "endpoint_override": "https://h"})).tiers
-    assert tier.config.storage_options == {"endpoint_url": "https://h"}
-
-
-def test_names_count_tiers_of_one_type() -> None:
-    config = parse(native(FS, {**FS, "root_dir": "/b"}, {"type": "obj", **OBJ}, {**FS, "root_dir": "/c"}))
-    assert [tier.name for tier in config.tiers] == ["fs", "fs-2", "obj", "fs-3"]
-
-
-def test_tier_of_ours_among_vllms() -> None:
-    entry = {
-        "type": "KVStoreTier",
-        "module_path": "kvstore_vllm",
-        "url": "s3://b/kv?timeout=2s",
-        "name": "cold",
-    }
-    [tier] = parse(native(entry)).tiers
-    assert (tier.name, tier.config.timeout) == ("cold", 2.0)
-    assert secondary_tier(entry) == tier
-
-
-def test_events_and_locality() -> None:
-    says = {"enable_kv_events": True, "locality": "REMOTE"}
-    config = parse(native({**FS, **says}, {"type": "KVStoreTier", "url": "/b", **says}))
-    config_of_ours = parse({"tiers": [HOST, {"url": "/b", **says}, "/c"]})
-    for tier in (*config.tiers, config_of_ours.tiers[0]):
-        assert (tier.enable_kv_events, tier.locality) == (True, "REMOTE")
-    assert (config_of_ours.tiers[1].enable_kv_events, config_of_ours.tiers[1].locality) == (False, None)
-
-
-@pytest.mark.parametrize(
-    ("tier", "words"),
-    [
-        ("/mnt/kv", "secondary_tiers[0]: a tier is a mapping"),
-        ({"root_dir": "/x"}, "not a type of tier that kvstore_vllm serves: None; valid: fs, obj, p2p"),
-        ({"type": "f"}, "'f'; did you mean 'fs'"),
-        ({"type": "kvcr"}, "'kvcr'"),
-        ({"type": ["fs"]}, "['fs']"),
-        ({"type": "fs"}, "secondary_tiers[0] (fs): 'root_dir' is missing"),
-        ({"type": "fs", "rootdir": "/x"}, "did you mean 'root_dir'"),
-        ({**FS, "n_read_threads": 0}, "n_read_threads: not a whole number"),
-        ({**FS, "locality": "remote"}, "locality: not a choice"),
-        ({"type": "obj"}, "secondary_tiers[0] (obj): 'bucket' is missing"),
-        ({"type": "obj", "store_config": {"bukcet": "b"}}, "did you mean 'bucket'"),
-        ({"type": "obj", "bucket": "b", "store_config": {"bucket": "b"}}, "'bucket' is given twice"),
-        ({"type": "obj", "store_config": "b"}, "store_config: not a mapping"),
-        ({"type": "obj", "bucket": "b", "access_key": "a"}, "give both or neither"),
-        ({"type": "KVStoreTier"}, "a mapping with one under 'url'"),
-        ({"type": "KVStoreTier", "url": HOST}, "not ram://"),
-        ({"type": "KVStoreTier", "url": "/x", "capcity": 1}, "did you mean 'capacity'"),
-    ],
-)
-def test_wrong_tiers(tier: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        parse(native(tier))
-
-
-def test_host_tier_takes_no_keys_of_events() -> None:
-    with pytest.raises(ConfigError, match="'locality' is a key of secondary tiers"):
-        parse({"tiers": [{"url": HOST, "locality": "LOCAL"}]})
-
-
-def test_unknown_keys_and_backpressure_of_a_tier_are_warnings() -> None:
-    [unknown] = parse(native({**FS, "stripe": 1})).warnings
-    assert unknown == "secondary_tiers[0] (fs): unknown key 'stripe' is ignored"
-    for entry in (FS, {"type": "KVStoreTier", "url": "/b"}):
-        [useless] = parse(native({**entry, "backpressure": {"backpressure_cls": "E"}})).warnings
-        assert "no effect" in useless
-
-
-@pytest.mark.parametrize("wrong", [{"secret_key": [SECRET]}, {"secret_keyy": SECRET}, {"access_key": None}])
-def test_secrets_are_in_no_message(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse(native({"type": "obj", **OBJ, **wrong}))
-    assert SECRET not in str(caught.value)
-
-
-def test_secrets_are_not_shown() -> None:
-    assert SECRET not in repr(parse(native({"type": "obj", **OBJ})))
-
-
 # Peers
 
 
@@ -353,8 +199,27 @@ def test_p2p_is_where_the_host_tier_is_served() -> None:
     assert config.host.storage_options == secret
     assert SECRET not in repr(config)
     assert [served(config, replica) for replica in (0, 2)] == ["tcp://10.0.0.1:6000", "tcp://10.0.0.1:6002"]
-    assert [tier.name for tier in config.tiers] == ["fs"]
+    assert [tier.name for tier in config.tiers] == ["p2p", "fs"]
     assert config.warnings == ()
+
+
+def test_p2p_lets_requests_name_peers_that_know_the_same_token() -> None:
+    secret = {"token": SECRET * 3}
+    entry = {"type": "p2p", "allow": ["10.0.0.0/16"], "peers": 2, "locality": "REMOTE"}
+    [peers] = parse(native({**entry, "storage_options": secret})).tiers
+    assert (peers.config.url, peers.config.dials, peers.locality) == ("peer://", True, "REMOTE")
+    assert (peers.config.allow, peers.config.peers) == (("10.0.0.0/16",), 2)
+    assert peers.config.storage_options == secret
+    [anyhow] = parse(native({"type": "p2p"})).tiers
+    assert anyhow.config.allow == ("loopback",)
+
+
+def test_p2p_with_curvezmq_has_no_keys_to_show_peers() -> None:
+    keys = {"curve_secret_key": "s" * 40, "allowed_keys": ["p" * 40]}
+    config = parse(native({"type": "p2p", "storage_options": keys}))
+    assert config.tiers == ()
+    [warning] = config.warnings
+    assert "add a tier peer:// with its keys" in warning
 
 
 def test_p2p_has_the_defaults_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +231,7 @@ def test_p2p_has_the_defaults_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("backends", ["UCX"]), ("num_threads", 4), ("unbound_store_timeout_s", 60), ("locality", "REMOTE")],
+    [("backends", ["UCX"]), ("num_threads", 4), ("unbound_store_timeout_s", 60), ("enable_kv_events", True)],
 )
 def test_keys_of_p2p_without_effect_are_warnings(name: str, value: Any) -> None:
     [warning] = parse(native({"type": "p2p", name: value})).warnings
