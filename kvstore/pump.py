@@ -81,12 +81,12 @@ class IdlePump:
             store = self._store()
             if store is None:
                 return
-            if not store.busy:
+            pause = store.last_call + IDLE - store.clock()
+            if pause <= 0 and not store.busy:
                 store = None  # nobody is kept alive by one who waits for work
                 self._calls.get()
                 continue
-            self._asleep = False
-            pause = store.last_call + IDLE - store.clock()
+            self._asleep = False  # a caller who comes and goes need not wake it each time
             if pause > 0:
                 store = None
                 self._nap(pause)

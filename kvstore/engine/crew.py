@@ -28,15 +28,29 @@ class Crew:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
 
     def map(self, function: Callable[..., _T], *columns: Iterable[Any]) -> Iterator[_T]:
-        """``function`` of each row of `columns`, `size` of them at a time, in the order of the rows."""
-        futures: list[Future[_T]] = []
-        for row in zip(*columns, strict=True):
-            futures.append(Future())
-            self._tasks.put((futures[-1], function, row))
-        for _ in range(min(self._size, len(futures)) - self._threads):
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        """``function`` of each row of `columns`, `size` of them at a time, in the order of the rows.
+
+        Raises
+        ------
+        RuntimeError
+            The system has no thread at all for it; then nothing has been begun.
+        """
+        tasks: list[_Task] = [(Future(), function, row) for row in zip(*columns, strict=True)]
+        self._enlist(len(tasks))  # first: what is queued is done, whether or not anybody waits for it
+        for task in tasks:
+            self._tasks.put(task)
+        return (task[0].result() for task in tasks)
+
+    def _enlist(self, wanted: int) -> None:
+        """Start threads for so many tasks; fewer do where the system has no more."""
+        while self._threads < min(self._size, wanted):
+            try:
+                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+                return
             self._threads += 1
-        return (future.result() for future in futures)
 
     def close(self) -> None:
         """Let the threads end, each when it is through with what it has."""

@@ -40,6 +40,38 @@ def test_no_more_threads_than_there_is_work_for() -> None:
     crew.close()
 
 
+class Refused(threading.Thread):
+    """A thread that the system has no room for, once `left` have been started."""
+
+    left = 0
+
+    def start(self) -> None:
+        if not Refused.left:
+            raise RuntimeError("can't start new thread")
+        Refused.left -= 1
+        super().start()
+
+
+def test_where_threads_run_out_those_there_do_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Thread", Refused)
+    Refused.left = 2
+    crew = Crew(8, "few")
+    assert list(crew.map(lambda number: number + 1, range(20))) == list(range(1, 21))
+    crew.close()
+
+
+def test_without_any_thread_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Thread", Refused)
+    Refused.left = 0
+    crew, done = Crew(8, "none"), list[int]()
+    with pytest.raises(RuntimeError):
+        crew.map(done.append, [1, 2])
+    Refused.left = 1
+    list(crew.map(done.append, [3]))
+    assert done == [3]
+    crew.close()
+
+
 def test_an_error_is_raised_where_its_result_would_come() -> None:
     crew = Crew(2, "crew")
     results = crew.map(lambda number: 1 // number, [1, 0])
