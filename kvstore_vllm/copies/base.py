@@ -24,7 +24,7 @@ class Transfer(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it has ended, well or not; never waits."""
+        """Whether it has ended, well or not; waits a tenth of a millisecond at most."""
 
     @abstractmethod
     def wait(self) -> None:

@@ -22,6 +22,9 @@ from .strided import Blanks, block_runs, device_bands
 
 __all__ = ["CpuCopier"]
 
+#: Seconds that the copy thread needs to take the interpreter when it is offered.
+_MOMENT = 0.0001
+
 
 class CpuCopier(Copier):
     """The copier for tensors in host memory.
@@ -103,7 +106,9 @@ class _Job(Transfer):
         self.ended = threading.Event()
 
     def done(self) -> bool:
-        return self.ended.is_set()
+        # Blocking, if only for a moment: a caller who asks in a loop, and gives up the interpreter for no
+        # longer than a system call takes, is back before the copy thread has woken, again and again.
+        return self.ended.wait(_MOMENT)
 
     def wait(self) -> None:
         self.ended.wait()

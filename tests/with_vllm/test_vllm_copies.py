@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -293,6 +294,24 @@ class TestOrder:
             copier.close()
             assert all(transfer.done() for transfer in transfers)  # type: ignore[attr-defined]
         assert seen == [("store", 0), ("load", 2), ("load", 4), ("store", 1), ("store", 3)]
+
+
+def test_a_caller_who_asks_in_a_loop_does_not_hold_it_up() -> None:
+    """As an engine does that has nothing else to do: here the interpreter changes threads only when it is
+    given up."""
+    model = Model([Table(8)], [[(0, 8)]], BLOCKS)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        with arena_of(8) as (arena, _):
+            layout = RowLayout.of(model.caches(), rank=0, world_size=1, blocks_per_chunk=1, chunk_size=8)
+            copier = CpuCopier(layout, arena)
+            placement = layout.place(Job([[3]], [0], [3]).spec(), np.array([3]), SLOTS)
+            transfer = copier.start("store", placement.groups)
+            assert any(transfer.done() for _ in range(50_000))
+            copier.close()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_arrays_of_a_closed_arena_stay_mapped() -> None:
