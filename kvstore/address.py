@@ -46,7 +46,7 @@ class Address(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return is_allowed(self.host, ("loopback",))
 
     def __str__(self) -> str:
         """As ``tcp://host:port``."""
@@ -66,7 +66,8 @@ def read_hosts(patterns: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_allowed(host: str, patterns: Iterable[str]) -> bool:
-    """Whether `host`, a name or an address, matches one of `patterns`; no name is looked up.
+    """Whether `host`, a name or an address, matches one of `patterns`; no name is looked up, and an address
+    with a scope matches nothing.
 
     Examples
     --------
@@ -108,5 +109,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
         address = ip_address(host)
     except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.scope_id is not None:  # it may hold anything
         return None
     return getattr(address, "ipv4_mapped", None) or address

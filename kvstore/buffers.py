@@ -18,7 +18,7 @@ def view_of(data: Buffer, limit: int) -> memoryview:
         There are more than `limit`.
     """
     try:
-        given = memoryview(data)
+        given = _memory_of(data)
         if given.format == "O":
             raise TypeError  # references to objects are not what anybody means to store
         view = given.cast("B") if given.nbytes else memoryview(b"")
@@ -30,6 +30,15 @@ def view_of(data: Buffer, limit: int) -> memoryview:
     if len(view) > limit:
         raise ValueError(f"data of {len(view)} bytes is longer than a chunk ({limit} bytes)")
     return view
+
+
+def _memory_of(data: Buffer) -> memoryview:
+    try:
+        return memoryview(data)
+    except ValueError:  # an array of numbers that the buffer protocol has no letter for, such as bfloat16
+        if not hasattr(data, "view"):
+            raise
+        return memoryview(data.view("u1"))
 
 
 def copy(source: memoryview, target: memoryview) -> None:

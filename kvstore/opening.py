@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -313,9 +314,10 @@ def settled(config: StoreConfig) -> StoreConfig:
     """`config` as planner and engine can have it: a tier for each place that peers can take, and one worker
     for what lives in the memory of one process."""
     tiers: list[TierConfig] = []
+    taken = {config.host.name, *(tier.name for tier in config.tiers)}
     for tier in config.tiers:
         if tier.dials:
-            tiers += _places(tier)
+            tiers += _places(tier, taken)
         elif config.engine == "processes" and "memory" in tier.url.partition("/")[0]:
             tiers.append(msgspec.structs.replace(tier, workers=1))
         else:
@@ -323,12 +325,14 @@ def settled(config: StoreConfig) -> StoreConfig:
     return msgspec.structs.replace(config, tiers=tuple(tiers))
 
 
-def _places(tier: TierConfig) -> list[TierConfig]:
+def _places(tier: TierConfig, taken: set[str]) -> list[TierConfig]:
     """A tier for each peer that can be connected at a time, with one worker; they share nothing that could
-    make one wait for another."""
-    names = [f"{tier.name}-{number}" for number in range(1, tier.peers + 1)]
+    make one wait for another. Their names are the first that are not `taken`, and are added there."""
+    numbered = (f"{tier.name}-{number}" for number in count(1))
+    names = list(islice((name for name in numbered if name not in taken), tier.peers))
     if tier.peers == 1:
         names = [tier.name]
+    taken.update(names)
     return [msgspec.structs.replace(tier, name=name, peers=1, workers=1) for name in names]
 
 

@@ -205,10 +205,10 @@ class Store(Serving):
     # Calls that never wait for storage.
 
     def lookup(
-        self, keys: Sequence[bytes], *, tiers: Collection[str] | None = None, anew: bool = False
+        self, keys: Sequence[bytes], *, tiers: Collection[str] | None = None, anew: Collection[str] = ()
     ) -> list[Lookup]:
         """Where each of `keys` is, as far as is known; no data moves, and what is unknown is asked in the
-        background; with `anew` also what a tier did not have when it was asked."""
+        background; of tiers with names in `anew` also what they did not have when they were asked."""
         keys = check_keys(keys)
         started = time.perf_counter()
 
@@ -239,7 +239,8 @@ class Store(Serving):
         return self._planner.promoting
 
     def is_up(self, tier: str) -> bool:
-        """Whether a tier, or a peer, is asked for chunks now: not while it is down, nor without a place."""
+        """Whether a tier, or a peer, would be asked for chunks now: not one that is down, nor a peer that has
+        no place and finds none."""
         return self._turn(lambda now: self._planner.is_up(tier, now), may_evict=False)
 
     def prefetch(

@@ -34,6 +34,8 @@ _OPERATION = 0.8
 _SILENCE = 0.4
 #: Seconds that an operation may take until the server has answered for the first time.
 _OPENING = 4.0
+#: Requests at a time that nobody waits for: the connections are there for the others.
+_MOST_BEGUN = 2
 #: Seconds that closing may take.
 _CLOSING = 2.0
 
@@ -76,6 +78,7 @@ class Client:
         self._trouble: Exception | None = None
         self._session: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._begun: set[asyncio.Task[Any]] = set()  # those of them that nobody waits for
         self._closed = True
 
     def connect(self) -> None:
@@ -137,15 +140,21 @@ class Client:
             self._tasks.discard(task)
 
     def begin(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """On the loop: begin ``function(*arguments)``; nobody waits for its end, and its failure is none."""
+        """On the loop: begin ``function(*arguments)``; nobody waits for its end, and its failure is none.
+
+        While two others are under way, nothing is begun.
+        """
+        if len(self._begun) >= _MOST_BEGUN:
+            return
 
         async def attempt() -> None:
             with suppress(ConfigError, OSError):
                 await self._bounded(function, *arguments)
 
         task = asyncio.ensure_future(attempt())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for tasks in (self._tasks, self._begun):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
     async def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Make one request about the bucket.

@@ -9,7 +9,9 @@ Requests of each verb:
   wins. The body is sent from the buffers. Where a server ignores or refuses the condition, which :meth:`open`
   finds out, a HEAD goes ahead: of writers at the same moment the last one's bytes stay.
 - *touch*, in a tier with limits: one CopyObject of an object onto itself, after a read of one that was
-  written or touched more than an hour ago. Its time of modification then says when it was last used.
+  written or touched more than an hour ago. Its time of modification then says when it was last used; storage
+  class and encryption stay the same. At most two are under way, so that reads have the connections; an object
+  that is read meanwhile is touched after a later read.
 - *delete*: one DeleteObjects for up to 1000 keys.
 - *scan*: one ListObjectsV2 for each 1000 objects.
 
@@ -41,6 +43,8 @@ __all__ = ["S3Backend", "namespaces"]
 _MOST_KEYS = 1000
 #: Seconds: the precision of "last used".
 _STAMP_EVERY = 3600.0
+#: What a copy of an object would not take over by itself.
+_KEPT = ("StorageClass", "ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled")
 #: Longest pause (seconds) before a write is repeated that met another of the same key.
 _PAUSE = 0.05
 _CONFLICT, _RANGE_NOT_SATISFIABLE, _NOT_IMPLEMENTED = 409, 416, 501
@@ -178,13 +182,15 @@ class S3Backend(FileBackend):
         size = _size_of(answer)
         await self._receive(answer["Body"], [header, payload], min(size, wanted))
         if self._stamp and age_of(answer) > _STAMP_EVERY:
-            self._client.begin(self._touch, name)
+            kept = {field: answer[field] for field in _KEPT if field in answer}
+            self._client.begin(self._touch, name, kept)
         return size
 
-    async def _touch(self, name: str) -> None:
-        source = {"Bucket": self._client.bucket, "Key": self._path(name)}
+    async def _touch(self, name: str, kept: Mapping[str, Any]) -> None:
+        path = self._path(name)
+        source = {"Bucket": self._client.bucket, "Key": path}
         await self._client.call(
-            "copy_object", Key=self._path(name), CopySource=source, MetadataDirective="REPLACE"
+            "copy_object", Key=path, CopySource=source, MetadataDirective="REPLACE", **kept
         )
 
     async def _receive(self, body: Any, buffers: Sequence[memoryview], size: int) -> None:

@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..keys import ChunkKey
 from ._options import configure
 from ._output import emit, progress, size
+from ._spaces import nothing_in
 
 __all__ = ["Hottest", "KeyFile", "Rate", "Resume", "Verify", "Workers", "read_keys", "transfer", "two_tiers"]
 
@@ -94,6 +95,8 @@ def transfer(
             progress=lambda now: advance(now.chunks + now.skipped, _note(now)),
         )
     seconds = time.monotonic() - started
+    if keys is None and hottest is None and not any(done):
+        Console(stderr=True).print(escape(nothing_in(source.url)), soft_wrap=True, highlight=False)
     report: dict[str, Any] = {
         "from": source.url, "to": target.url, **done._asdict(), "seconds": seconds
     }  # fmt: skip

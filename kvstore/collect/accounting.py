@@ -14,8 +14,9 @@ from .report import Report
 
 __all__ = ["Accounts", "Lease", "Member", "Turnover"]
 
-#: Seconds for which the entry of a dead instance is kept: its worker may be replaced, and report again.
-_KEEP = 3600.0
+#: Seconds for which the entry of a dead instance is kept: its worker may be replaced, and report again; on
+#: object storage one that has slept for a night does, too.
+_KEEP = 24 * 3600.0
 
 
 class Turnover(msgspec.Struct):
@@ -72,6 +73,9 @@ class Accounts(msgspec.Struct):
         No object was used last before this time (seconds since the epoch).
     turnover : Turnover
         Of all instances there ever were.
+    strangers : int
+        How many instances that the books did not know have reported objects that they had created before: a
+        survey that was under way then may have missed some.
     lease : Lease
         Who collects, on object storage; in directories a lock says so.
     members : dict
@@ -85,6 +89,7 @@ class Accounts(msgspec.Struct):
     deleting: bool = False
     oldest: float = 0.0
     turnover: Turnover = msgspec.field(default_factory=Turnover)
+    strangers: int = 0
     lease: Lease = Lease()
     members: dict[str, Member] = {}
 
@@ -99,13 +104,9 @@ class Accounts(msgspec.Struct):
         return self.size // max(1, self.chunks)
 
     def enter(self, report: Report) -> Member:
-        """Take over what an instance reports; returns its entry.
-
-        One that is not known may have been forgotten, and what it has created be counted: too much.
-        """
+        """Take over what an instance reports; returns its entry."""
         name = report.instance.hex()
-        self.doubtful = self.doubtful or (name not in self.members and report.created > 0)
-        member = self.members.setdefault(name, Member())
+        member = self.members.get(name) or self._admit(name, report)
         for field in Turnover.__struct_fields__:
             grown = max(0, getattr(report, field) - getattr(member, field))
             setattr(member, field, getattr(report, field))
@@ -117,6 +118,21 @@ class Accounts(msgspec.Struct):
         member.claimed = report.claimed
         member.gone = 0.0
         return member
+
+    def _admit(self, name: str, report: Report) -> Member:
+        """Make the entry of an instance that is not known.
+
+        It is new, or was forgotten, or the books were lost. How much of what it reports they contain cannot
+        be told: nothing is added and nothing subtracted, and if it has created objects, a survey has to come
+        before the next grant.
+        """
+        past = {field: getattr(report, field) for field in Turnover.__struct_fields__}
+        self.doubtful = self.doubtful or any(past.values())
+        if report.created:
+            self.counted = False
+            self.strangers += 1
+        self.members[name] = Member(**past)
+        return self.members[name]
 
     def grant(self, report: Report, size: int) -> None:
         """An instance that has reported may write `size` bytes."""

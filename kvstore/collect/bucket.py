@@ -17,9 +17,14 @@ The lead is a lease in the same object. How it is taken, kept and lost:
    somebody else entered when it next looks; what it has deleted last is not subtracted, since the survey may
    have seen it gone.
 
-What is left is a holder that is stopped between its look and a request to delete, for longer than half of the
-seconds: these objects go, one batch at most, though somebody else has the lead. They were used least recently
-all the same, and the accounts get too high, never too low.
+A batch is a look at its objects and a request to delete them. The client gives up each within the tier's
+timeout, so a batch takes less than two timeouts, half of a lease. Where the request fails, its objects are
+deleted one by one, with another look at the lead before each.
+
+What is left is a request that is carried out after the lease has run out: the holder was stopped between its
+look and the request, or the server carries out late what the client has given up. These objects go, one batch
+at most, though somebody else has the lead. They were used least recently all the same, and the accounts get
+too high, never too low.
 """
 
 from __future__ import annotations
@@ -46,8 +51,9 @@ __all__ = ["BucketBooks"]
 _STATE = f"{ACCOUNTING}/state.json"
 #: Longest turn, in seconds.
 _TURN = 1.0
-#: How many of a tier's timeouts a lease is good for: a batch takes less than half of that.
-_LEASE = 2.0
+#: How many of a tier's timeouts a lease is good for: a batch takes less than half of that, and begins before
+#: the other half is over.
+_LEASE = 4.0
 #: Seconds without a report after which an instance that was granted something is dead: it does not use a
 #: grant any longer by then.
 _SILENCE = 2 * GRANT_SECONDS
@@ -67,7 +73,7 @@ class BucketBooks(Books):
     objects : VersionedObjects
         Of the namespace.
     timeout : float
-        Seconds that the tier's requests may take; a lease is good for twice as long.
+        Seconds that the tier's requests may take; a lease is good for four times as long.
     patience : float
         Seconds to go on while others change the accounts. A turn may work as long, one second at most.
     """

@@ -96,7 +96,7 @@ class Collector:
         self._limits = limits
         self._most = most
         self._survey: Survey | None = None
-        self._since = Turnover()
+        self._since, self._strangers = Turnover(), 0  # when the survey began
         self._surveyed = 0.0
         self._victims: list[tuple[float, int, bytes]] = []  # the oldest last
         self._fruitless = False
@@ -197,7 +197,7 @@ class Collector:
         excess = self._excess(accounts, report)
         doubt = accounts.doubtful and excess > 0 and time.monotonic() >= self._patient_until
         if self._survey is None and (not self._victims or not accounts.counted or accounts.deleting or doubt):
-            self._since = copy.copy(accounts.turnover)
+            self._since, self._strangers = copy.copy(accounts.turnover), accounts.strangers
             self._surveyed = self._books.now()
             self._survey = Survey(self._backend.scan(), self._most)
         accounts.deleting = True
@@ -206,6 +206,8 @@ class Collector:
     def _reconcile(self, report: Report, chunks: int, size: int, accounts: Accounts) -> int:
         """Compare the accounts with what a survey has seen; returns what to delete."""
         accounts.reconcile(chunks, size, self._since)
+        if accounts.strangers != self._strangers:
+            accounts.counted = False
         return self._excess(accounts, report)
 
     def _advance_survey(self, survey: Survey, until: float) -> bool:
@@ -227,7 +229,7 @@ class Collector:
             batch = self._books.still_unused(batch)
             if batch:
                 excess -= sum(size for _, size, _ in batch)
-                self._delete_batch(batch, removed)
+                self._delete_batch(batch, until, removed)
 
     def _next_batch(self, excess: int, expired: float) -> list[Row]:
         """Take some of the oldest, no more than have to go."""
@@ -241,19 +243,22 @@ class Collector:
             excess -= size
         return batch
 
-    def _delete_batch(self, batch: list[Row], removed: list[Row]) -> None:
+    def _delete_batch(self, batch: list[Row], until: float, removed: list[Row]) -> None:
         try:
             self._backend.delete([key for key, _, _ in batch])
         except OSError:
-            self._delete_singly(batch, removed)
+            self._delete_singly(batch, until, removed)
         else:
             removed += batch
 
-    def _delete_singly(self, batch: list[Row], removed: list[Row]) -> None:
-        """One of them cannot be deleted: the others can."""
+    def _delete_singly(self, batch: list[Row], until: float, removed: list[Row]) -> None:
+        """One of them cannot be deleted: the others can, at least one in a turn; the rest come next."""
         last: OSError | None = None
         before = len(removed)
-        for row in batch:
+        for done, row in enumerate(batch):
+            if (done and time.monotonic() >= until) or not self._books.keep_lead():
+                self._victims += [(mtime, size, key) for key, size, mtime in reversed(batch[done:])]
+                break
             try:
                 self._backend.delete([row[0]])
             except OSError as error:
@@ -283,5 +288,5 @@ class Collector:
 
 
 def _doubt(accounts: Accounts) -> None:
-    """Let somebody survey before the next eviction."""
-    accounts.counted, accounts.doubtful = True, True
+    """Let somebody survey before the next eviction; if nobody has yet, before the next grant."""
+    accounts.doubtful = True

@@ -33,7 +33,7 @@ MOST_AT_ONCE = 1 << 19
 #: Objects that are deleted with one call of the backend.
 _BATCH = 256
 #: Seconds to wait until a collector that is at work pauses.
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 
 _Note = Callable[[int, str], None]
 

@@ -65,7 +65,7 @@ class Cascader:
             for tier in through:
                 self._offer(tier, key, slot, now)
             for tier in on_evict:
-                if key not in tier.tombs and tier.presence.get(key) is not Known.PRESENT:
+                if key not in tier.tombs and not _is_surely_in(tier, key):
                     tier.owed[key] = None
 
     def room(self, now: float) -> int:
@@ -155,7 +155,7 @@ class Cascader:
         self._ended(tier, item, now)
 
     def _offer(self, tier: TierState, key: bytes, slot: int, now: float) -> None:
-        if key in tier.writing or key in tier.tombs or tier.presence.get(key) is Known.PRESENT:
+        if key in tier.writing or key in tier.tombs or _is_surely_in(tier, key):
             return
         if tier.write_room() <= 0 or tier.writes.breaker.blocked(now):
             tier.counters.dropped += 1
@@ -199,6 +199,12 @@ class Cascader:
         del tier.writing[key]
         tier.overdue.discard(key)
         self._catalog.drop(slot)
+
+
+def _is_surely_in(tier: TierState, key: bytes) -> bool:
+    """Whether to believe that `tier` has `key`: somebody else may have deleted it. Where a worker finds out
+    with one look at a name, it does; elsewhere a look is a request, and a chunk that has gone is a miss."""
+    return tier.remote and tier.presence.get(key) is Known.PRESENT
 
 
 def _settled(tier: TierState, sequence: int) -> bool:

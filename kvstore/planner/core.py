@@ -139,7 +139,7 @@ class Planner:
 
     def is_up(self, name: str, now: float) -> bool:
         """Whether a tier, or a peer, may be asked for chunks."""
-        return any(tier.readable(now) for tier in self._selector.select([name], now))
+        return self._selector.is_up(name, now)
 
     def lookup(
         self,
@@ -147,15 +147,15 @@ class Planner:
         now: float,
         tiers: Sequence[TierState] | None = None,
         *,
-        anew: bool = False,
+        anew: Collection[str] = (),
     ) -> list[Lookup]:
-        """Answer for each of `keys`, and start probes for those of which nothing is known in `tiers`, or with
-        `anew` only that they were absent."""
+        """Answer for each of `keys`, and start probes for those of which nothing is known in `tiers`, or only
+        that they were absent, in tiers with names in `anew`."""
         ready, hit, other = self.catalog.ready, Lookup.HIT, self._lookup_elsewhere
         unknown: list[tuple[bytes, TierState]] = []
         self._locator.age(now)
         if anew:
-            self._locator.doubt(keys, tiers)
+            self._locator.doubt(keys, filter(None, map(self._selector.find, anew)))
         where = partial(self._locator.where, askable=self._locator.askable(now, tiers), tiers=tiers)
         answers = [hit if key in ready else other(key, where, unknown) for key in keys]
         if unknown:

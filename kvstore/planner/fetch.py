@@ -110,6 +110,7 @@ class Fetcher:
         self.hits += len(fetch.ahead)
         self.misses += len(fetch.todo) - len(fetch.ahead)
         self._catalog.policy.access_many(fetch.todo)
+        self._locator.expect(fetch.tiers, 1)
         self._runnable[fetch] = None
 
     def advance(self, now: float, *, may_evict: bool) -> None:
@@ -240,9 +241,13 @@ class Fetcher:
         self._probing.setdefault(first, []).append(fetch)
         return _WAIT
 
-    def _located(self, key: bytes, now: float) -> None:
+    def _located(self, key: bytes, next_tier: TierState | None) -> None:
+        """A tier has answered: go on with those who do not wait for `next_tier`, which is asked now."""
         for fetch in self._probing.pop(key, ()):
-            self._runnable[fetch] = None
+            if next_tier is not None and next_tier in self._locator.among(fetch.tiers):
+                self._probing.setdefault(key, []).append(fetch)
+            else:
+                self._runnable[fetch] = None
 
     def _load(self, run: _Run, key: bytes, tier: TierState) -> _Step:
         """Give the key a slot, and a place among what is brought up from `tier`."""
@@ -345,6 +350,10 @@ class Fetcher:
             tier.counters.misses += 1
 
     def _settle(self, fetch: Fetch) -> None:
-        if fetch.done and fetch.on_done is not None:
+        if not fetch.done:
+            return
+        self._locator.expect(fetch.tiers, -1)
+        fetch.tiers = ()
+        if fetch.on_done is not None:
             callback, fetch.on_done = fetch.on_done, None
             callback()

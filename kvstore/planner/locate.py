@@ -29,7 +29,8 @@ class Locator:
     Attributes
     ----------
     on_located : callable
-        Called with ``(key, now)`` when the walk for a key that had to be probed has ended.
+        Called with ``(key, next_tier)`` when a tier has answered a probe: the walk goes on to `next_tier`, or
+        ends with None.
     """
 
     def __init__(self, tiers: Sequence[TierState], dispatcher: Dispatcher) -> None:
@@ -40,7 +41,7 @@ class Locator:
         self._walking: list[dict[bytes, Sequence[TierState]]] = [{} for _ in tiers]
         self._outdated: list[set[bytes]] = [set() for _ in tiers]  # deleted meanwhile: a yes says nothing
         self._tried_again: list[set[bytes]] = [set() for _ in tiers]  # being asked again: a worker died
-        self.on_located: Callable[[bytes, float], None] = lambda _key, _now: None
+        self.on_located: Callable[[bytes, TierState | None], None] = lambda _key, _next: None
         dispatcher.register(Verb.PROBE, self)
 
     def among(self, tiers: Sequence[TierState] | None) -> Sequence[TierState]:
@@ -80,18 +81,28 @@ class Locator:
         """Start walks over `tiers`, by default all; returns how many of `keys`, from the front, could be
         taken on."""
         room = _MOST_PROBES - sum(map(len, self._walking))
+        taken = max(0, min(room, len(keys)))
         tiers = self.among(tiers)
         by_tier: dict[int, list[Item]] = {}
-        for key, tier in keys[: max(0, room)]:
+        for key, tier in keys[:taken]:
             self._walking[tier.index][key] = tiers
             by_tier.setdefault(tier.index, []).append((key, -1, 0))
+        self.expect(tiers, taken)
         for index, items in by_tier.items():
             self._dispatcher.enqueue(self._tiers[index], Verb.PROBE, items)
-        return max(0, min(room, len(keys)))
+        return taken
 
-    def doubt(self, keys: Collection[bytes], tiers: Sequence[TierState] | None) -> None:
+    def expect(self, tiers: Sequence[TierState] | None, more: int) -> None:
+        """Count walks and promotions that have begun, or ended: until then no place of theirs goes to another
+        peer."""
+        if tiers is None or tiers is self._usual:
+            return  # there are no places among these
+        for tier in tiers:
+            tier.expected += more
+
+    def doubt(self, keys: Collection[bytes], tiers: Iterable[TierState]) -> None:
         """Forget that `keys` are not in `tiers`."""
-        for tier in self.among(tiers):
+        for tier in tiers:
             tier.presence.absent.discard_many(keys)
 
     def age(self, now: float) -> None:
@@ -114,7 +125,9 @@ class Locator:
                 outdated.update(key for key in keys if key in walking)
 
     def _answered(self, tier: TierState, key: bytes, result: Result, now: float) -> None:
-        tiers = self._walking[tier.index].pop(key, None)
+        tiers = self._walking[tier.index].pop(key)
+        self.expect(tiers, -1)
+        next_tier: TierState | None = None
         outdated, tried_again = self._outdated[tier.index], self._tried_again[tier.index]
         if result.status is Status.OK and key not in outdated:
             tried_again.discard(key)
@@ -126,7 +139,7 @@ class Locator:
             else:
                 tried_again.discard(key)
                 tier.presence.lost(key, now)
-            next_tier, known = self.where(key, self.askable(now, tiers), tiers)
-            if known is _UNKNOWN and next_tier is not None and self.ask([(key, next_tier)], tiers):
-                return
-        self.on_located(key, now)
+            unasked, known = self.where(key, self.askable(now, tiers), tiers)
+            if known is _UNKNOWN and unasked is not None and self.ask([(key, unasked)], tiers):
+                next_tier = unasked
+        self.on_located(key, next_tier)

@@ -25,7 +25,7 @@ class Fetch:
     Attributes
     ----------
     tiers : sequence of TierState or None
-        Those that may be asked, in order; None for the usual ones.
+        Those that may be asked, in order; None for the usual ones; once it is done, no more.
     promoted, missing, skipped : list of bytes
         Keys brought up; keys that no tier has; keys left alone: resident before, or no room.
     held : dict

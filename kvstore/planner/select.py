@@ -1,8 +1,9 @@
 """Which tiers a request is about, and which peers: names -> tiers.
 
 A tier ``peer://`` without an address is a number of *places* for peers that requests name. A place has one
-peer until another needs it: then that is forgotten, and the place connects elsewhere with its next batch. A
-peer that finds every place in use is left out, and its chunks count as missing.
+peer until another needs it: then that is forgotten, and the place connects elsewhere with its next batch. It
+stays as long as anything is under way that names the peer, also in other tiers, as it may come to the place
+later. A peer that finds every place in use is left out, and its chunks count as missing.
 """
 
 from __future__ import annotations
@@ -47,11 +48,28 @@ class Selector:
         """
         found = set()
         for name in names:
-            tier = self._by_name.get(name) or self._taken.get(name) or self._place_for(name, now)
+            tier = self.find(name) or self._place_for(name, now)
             if tier is not None:
                 tier.named = now
                 found.add(tier)
         return sorted(found, key=lambda tier: tier.index)
+
+    def find(self, name: str) -> TierState | None:
+        """The tier with this name; None for a peer that has no place, and for what is none."""
+        return self._by_name.get(name) or self._taken.get(name)
+
+    def is_up(self, name: str, now: float) -> bool:
+        """Whether the tier with this name may be asked for chunks, or a peer that has no place could get one.
+
+        Raises
+        ------
+        ConfigError
+            As for :meth:`select`.
+        """
+        tier = self.find(name)
+        if tier is None:
+            return any(place.readable(now) for place in self._places_of(name) if _is_idle(place, now))
+        return tier.readable(now)
 
     def stored_in(self, names: Collection[str]) -> list[TierState]:
         """The tiers with these names, for chunks on their way down.
@@ -68,13 +86,7 @@ class Selector:
 
     def _place_for(self, name: str, now: float) -> TierState | None:
         """A place for a peer that has none; None while there is none to be had."""
-        address = self._address(name)
-        places = [place for place in self._places if is_allowed(address.host, place.config.allow)]
-        if not places:
-            raise ConfigError(
-                f"peer {name!r}: no tier lets requests name this host; "
-                f"add a tier such as peer://?allow={address.host}"
-            )
+        places = self._places_of(name)
         idle = [place for place in places if _is_idle(place, now)]
         if not idle:
             custom = places[0].counters.custom
@@ -82,12 +94,23 @@ class Selector:
             return None
         place = min(idle, key=lambda place: place.named)
         self._taken = {name: other for name, other in self._taken.items() if other is not place}
-        place.address = str(address).removeprefix("tcp://")
+        place.address = str(self._address(name)).removeprefix("tcp://")
         place.presence = Presence()
         place.reads.breaker = Breaker()
         place.last_error = ""
         self._taken[name] = place
         return place
+
+    def _places_of(self, name: str) -> list[TierState]:
+        """The places that a peer may have."""
+        host = self._address(name).host
+        places = [place for place in self._places if is_allowed(host, place.config.allow)]
+        if not places:
+            raise ConfigError(
+                f"peer {name!r}: no tier lets requests name this host; "
+                f"add a tier such as peer://?allow={host}"
+            )
+        return places
 
     def _address(self, name: str) -> Address:
         if not name.startswith(_PEER):
@@ -106,4 +129,4 @@ class Selector:
 
 def _is_idle(place: TierState, now: float) -> bool:
     """Whether a place may go to another peer."""
-    return not (len(place.reads) or place.reads.in_flight or now - place.named < _KEPT)
+    return not (place.expected or len(place.reads) or place.reads.in_flight or now - place.named < _KEPT)

@@ -121,6 +121,8 @@ class TierState:
         Of the peer that has this place, see :class:`~.select.Selector`; empty for none, and for other tiers.
     named : float
         When a request has last asked for the tier by name.
+    expected : int
+        Walks and promotions under way that name the tier, and may yet come to it.
     """
 
     index: int
@@ -140,6 +142,7 @@ class TierState:
     last_error: str = ""
     address: str = ""
     named: float = float("-inf")
+    expected: int = 0
     chunks: int = 0
     bytes: int = 0
 

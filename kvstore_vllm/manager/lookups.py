@@ -173,7 +173,7 @@ class Lookups:
         state.asked = None
         wishes = state.wishes
         plan = state.plan = self._promoter.plan(
-            heads, now, deadline, wishes.loads, anyhow=wishes.prefiller is not None
+            heads, now, deadline, wishes.loads, prefiller=wishes.prefiller
         )
         if before is not None:
             self._promoter.end(before)
@@ -213,13 +213,15 @@ class Lookups:
         return now < state.waits_until and self._store.is_up(prefiller)
 
     def _look(self, request: str, now: float) -> None:
-        """Ask for the key that a request waits for; it waits no more when that is there, or will not be."""
+        """Ask its prefiller for the key that a request waits for; it waits no more when that is there, or
+        will not be."""
         state, key = self._requests[request], self._awaited[request]
         state.next_look = now + _LOOK_EVERY
-        assert state.wishes.prefiller is not None and state.waits_until is not None
-        if now < state.waits_until and self._store.is_up(state.wishes.prefiller):
+        prefiller = state.wishes.prefiller
+        assert prefiller is not None and state.waits_until is not None
+        if now < state.waits_until and self._store.is_up(prefiller):
             stored = [key + self._promoter.epoch]
-            [answer] = self._store.lookup(stored, tiers=state.wishes.loads, anew=True)
+            [answer] = self._store.lookup(stored, tiers=(prefiller,), anew=(prefiller,))
             if answer is Lookup.RETRY:
                 return
             state.found, state.came = True, key

@@ -66,8 +66,9 @@ class Plan:
         Whether a key is in host memory, or can be brought there.
     tiers : tuple of str, optional
         Tiers and peers that may be asked; by default the usual ones.
-    anyhow : bool
-        Whether to load even what would be computed sooner, and to ask anew for what was not there.
+    prefiller : str, optional
+        A peer that is computing the chunks: it may have what it did not have, and what it has is loaded even
+        if it could be computed sooner.
 
     Attributes
     ----------
@@ -85,11 +86,11 @@ class Plan:
         can_have: Callable[[bytes], bool],
         tiers: tuple[str, ...] | None = None,
         *,
-        anyhow: bool = False,
+        prefiller: str | None = None,
     ) -> None:
         self.can_have = can_have
         self.tiers = tiers
-        self.anyhow = anyhow
+        self.prefiller = prefiller
         self.heads = heads
         self.began = now
         self.deadline = deadline
@@ -157,7 +158,7 @@ class Promoter:
         deadline: float,
         tiers: tuple[str, ...] | None = None,
         *,
-        anyhow: bool = False,
+        prefiller: str | None = None,
     ) -> Plan:
         """Begin a plan: ask for everything at once, and go on with what is known already.
 
@@ -167,13 +168,14 @@ class Promoter:
         def can_have(key: bytes) -> bool:
             return key in plan.present or self._is_resident(key)
 
-        plan = Plan(heads, now, deadline, can_have, tiers, anyhow=anyhow)
+        plan = Plan(heads, now, deadline, can_have, tiers, prefiller=prefiller)
         keys = list(heads)
         here = set(filter(self._is_resident, keys))
         away = [key for key in keys if key not in here]
         plan.lease = self._store.hold(list(map(self._stored, here)))
         plan.present |= here  # what the host loses meanwhile is most likely in a tier
-        answers = self._store.lookup(list(map(self._stored, away)), tiers=tiers, anew=anyhow)
+        anew = () if prefiller is None else (prefiller,)
+        answers = self._store.lookup(list(map(self._stored, away)), tiers=tiers, anew=anew)
         for key, answer in zip(away, answers, strict=True):
             if answer is Lookup.RETRY:
                 plan.unknown.add(key)
@@ -299,7 +301,7 @@ class Promoter:
         tokens = end - heads.start
         if (
             missing
-            and not plan.anyhow
+            and plan.prefiller is None
             and not self.estimator.worth_loading(len(missing), tokens, queued, now)
         ):
             self._telemetry.count("loads_declined", len(missing))

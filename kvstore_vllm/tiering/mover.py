@@ -131,9 +131,10 @@ class Mover:
             for key, tier in keys[self._locator.ask(keys) :]:
                 tier.presence.lost(key, self._now)
 
-    def _located(self, key: bytes, _now: float) -> None:
-        """A probe has ended; hits are counted when they are read."""
-        self._tier.counters.misses += self._tier.presence.get(key) is not Known.PRESENT
+    def _located(self, key: bytes, next_tier: TierState | None) -> None:
+        """A probe has ended, and is not repeated; hits are counted when they are read."""
+        if next_tier is None:
+            self._tier.counters.misses += self._tier.presence.get(key) is not Known.PRESENT
 
     def _serve_until(self, ready: Callable[[], bool], timeout: float) -> None:
         deadline = self._clock() + timeout

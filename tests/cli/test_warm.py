@@ -44,6 +44,13 @@ def test_warm(kv: Command, root: Path, directory: str) -> None:
     assert "12 there already" in out
 
 
+def test_warm_from_where_nothing_is_says_so(kv: Command, root: Path, tmp_path: Path) -> None:
+    nothing = kv("warm", "--from", tmp_path, "--to", "disk")
+    assert "0 chunks" in nothing.out
+    assert "nothing has been stored there" in nothing.err
+    assert "nothing" not in kv("warm", "--from", root, "--to", "disk", "--hottest", "1").err
+
+
 def test_warm_says_what_is_corrupt(kv: Command, root: Path, directory: str) -> None:
     next(root.glob(f"{directory}/03/*.kv")).write_bytes(b"torn")
     report = kv("warm", "--from", root, "--to", "disk", "--json", code=1).json

@@ -23,7 +23,7 @@ pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
 
 INSTANCES = 8
 STEP = CAPACITY // 20
-#: Of the tier; a lease lasts for twice as long.
+#: Of the tier; a lease lasts for four times as long.
 TIMEOUT = 2
 
 

@@ -141,4 +141,4 @@ def test_a_peer_that_is_computing_can_be_asked_anew(owners: list[kvstore.Store])
         wait_for(lambda: store.lookup([key], tiers=peer) == [Lookup.MISS])
         owners[0].put(key, bytes(CHUNK))
         assert store.lookup([key], tiers=peer) == [Lookup.MISS]
-        wait_for(lambda: store.lookup([key], tiers=peer, anew=True) == [Lookup.PENDING], 10)
+        wait_for(lambda: store.lookup([key], tiers=peer, anew=peer) == [Lookup.PENDING], 10)

@@ -17,6 +17,7 @@ from kvstore.collect.report import Answer, Report
 from kvstore.collect.survey import Oldest
 
 ONE, TWO = b"1" * 8, b"2" * 8
+DAY = 24 * 3600.0 + 1
 ROOMY = Free(1 << 40, 1 << 41, 1 << 20, 1 << 21)
 
 
@@ -106,6 +107,8 @@ def test_reports_and_answers_survive_the_way() -> None:
 
 def test_reports_are_cumulative() -> None:
     accounts = Accounts()
+    accounts.enter(Report(ONE))
+    accounts.enter(Report(TWO))
     accounts.enter(Report(ONE, 1, 100, claimed=50))
     accounts.enter(Report(ONE, 1, 100, claimed=50))
     accounts.enter(Report(ONE, 3, 300, 1, 100))
@@ -118,6 +121,7 @@ def test_books_are_kept(tmp_path: Path) -> None:
     books = DirectoryBooks(str(tmp_path), mode=0o640)
     assert books.read() is None
     with books.edit() as accounts:
+        accounts.enter(Report(ONE))
         accounts.enter(Report(ONE, 2, 20))
     again = DirectoryBooks(str(tmp_path)).read()
     assert again is not None
@@ -171,6 +175,7 @@ def _die_with_a_grant(path: str) -> None:
     books = DirectoryBooks(path)
     with books.edit() as accounts:
         assert books.member_lock(ONE.hex()).acquire()
+        accounts.enter(Report(ONE))
         accounts.enter(Report(ONE, 1, 100, claimed=40))
     os._exit(1)
 
@@ -183,22 +188,45 @@ def test_what_the_dead_were_granted_counts_as_written(tmp_path: Path) -> None:
     lock = books.member_lock(TWO.hex())
     with books.edit() as accounts:
         assert lock.acquire()
+        accounts.enter(Report(TWO))
         accounts.enter(Report(TWO, 1, 100, claimed=30))
         books.bury_the_dead(accounts)
         assert (accounts.size, accounts.claimed, accounts.doubtful) == (240, 30, True)
         accounts.enter(Report(ONE, 2, 140))  # only its worker had died
         assert (accounts.size, accounts.members[ONE.hex()].gone) == (280, 0.0)
         books.bury_the_dead(accounts)
-        accounts.bury(ONE.hex(), accounts.members[ONE.hex()].gone + 4000)
-        assert accounts.members.keys() == {TWO.hex()}, "after an hour nobody remembers it"
+        accounts.bury(ONE.hex(), accounts.members[ONE.hex()].gone + DAY)
+        assert accounts.members.keys() == {TWO.hex()}, "after a day nobody remembers it"
     assert books.is_used()
     lock.release()
     assert not books.is_used()
 
 
+def test_what_the_forgotten_did_is_not_entered_again() -> None:
+    accounts = Accounts(size=1000, chunks=100, counted=True)
+    accounts.enter(Report(ONE))
+    accounts.enter(Report(ONE, 10, 100, 60, 600))
+    accounts.bury(ONE.hex(), 1.0)
+    accounts.bury(ONE.hex(), 1.0 + DAY)
+    accounts.enter(Report(ONE, 10, 100, 60, 600))
+    assert (accounts.size, accounts.chunks, accounts.turnover) == (500, 50, Turnover(10, 100, 60, 600))
+    assert not accounts.counted, "it may have created more than anybody knows"
+    accounts.counted = True
+    accounts.enter(Report(ONE, 11, 110, 60, 600))
+    assert (accounts.size, accounts.chunks, accounts.counted) == (510, 51, True)
+
+
+def test_deleting_before_the_first_report_makes_doubtful_only() -> None:
+    accounts = Accounts(size=100, chunks=10, counted=True)
+    accounts.enter(Report(ONE, deleted=2, deleted_bytes=20))
+    assert (accounts.size, accounts.chunks) == (100, 10), "too high at most"
+    assert (accounts.counted, accounts.doubtful) == (True, True)
+
+
 def test_a_survey_leaves_right_books_alone() -> None:
     accounts = Accounts(size=100, chunks=10, counted=True)
     since = Turnover()
+    accounts.enter(Report(ONE))
     accounts.enter(Report(ONE, 2, 20, claimed=5))  # during the survey: seen, or not
     for chunks, size in ((10, 100), (11, 110), (12, 120)):
         accounts.reconcile(chunks, size, since)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvstore
-from kvstore.backends import BackendContext
+from kvstore.backends import BackendContext, StoredObject
 from kvstore.backends.posix import PosixBackend
 from kvstore.collect.collector import Collector
 from kvstore.collect.directory import LEAD, DirectoryBooks
@@ -188,6 +188,74 @@ def test_a_collector_that_died_at_work_makes_the_next_one_look(rig: Rig) -> None
         accounts.size, accounts.chunks = 99 * SIZE, 99  # it had deleted the others
     answer = until_done(rig.collector(100 * SIZE), Report(ONE))
     assert (answer.chunks, answer.size, answer.removed) == (50, 50 * SIZE, [])
+
+
+def test_the_forgotten_are_granted_nothing_before_a_survey(rig: Rig) -> None:
+    rig.write(*range(150))
+    with rig.books.edit() as accounts:
+        accounts.counted, accounts.size, accounts.chunks = True, 20 * SIZE, 20
+    collector = rig.collector(200 * SIZE, seconds=0.0)
+    report = Report(ONE, 170, 170 * SIZE, 20, 20 * SIZE, wanted=SIZE)
+    answer = collector.turn(report)
+    assert (answer.granted, answer.size, answer.more) == (0, 20 * SIZE, True)
+    answer = until_done(collector, report)
+    assert (answer.granted, answer.size, answer.chunks) == (SIZE, 150 * SIZE, 150)
+
+
+def test_a_survey_that_may_have_missed_a_strangers_objects_is_followed_by_another(rig: Rig) -> None:
+    """The books have been lost, and meanwhile somebody writes what was granted before."""
+    rig.write(*range(150))
+    collector = rig.collector(1000 * SIZE, seconds=0.0)
+    assert collector.turn(Report(ONE)).more
+    with rig.books.edit() as accounts:
+        accounts.enter(Report(TWO, 1, SIZE))
+    collector._books.seconds = 60.0
+    assert collector.turn(Report(ONE, wanted=SIZE)).granted == 0
+    rig.write(150)  # stands for one where the listing had been before
+    answer = until_done(collector, Report(ONE, wanted=SIZE))
+    assert (answer.granted, answer.chunks) == (SIZE, 151)
+
+
+def test_what_could_not_be_surveyed_is_not_granted(rig: Rig) -> None:
+    rig.write(*range(10))
+    collector, scan = rig.collector(10 * SIZE), rig.backend.scan
+
+    def break_off() -> Iterator[StoredObject]:
+        yield from scan()
+        raise OSError("no answer")
+
+    rig.backend.scan = break_off  # type: ignore[method-assign]
+    report = Report(ONE, least=SIZE, needed=SIZE, wanted=SIZE)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no answer"):
+            collector.turn(report)
+    rig.backend.scan = scan  # type: ignore[method-assign]
+    answer = until_done(collector, report)
+    assert (answer.granted, answer.chunks, len(rig.left())) == (SIZE, 9, 9)
+
+
+def test_deleting_one_by_one_ends_with_the_turn(rig: Rig) -> None:
+    """A slow server that refuses batches: every turn gets on, and looks at the clock."""
+    rig.write(*range(8))
+    collector = rig.collector(4 * SIZE)
+    delete, asked = rig.backend.delete, []
+
+    def delete_slowly(keys: Sequence[bytes]) -> None:
+        asked.append(len(keys))
+        time.sleep(collector._books.seconds)
+        if len(keys) > 1:
+            raise OSError("no batches here")
+        delete(keys)
+
+    rig.backend.delete = delete_slowly  # type: ignore[method-assign]
+    requests, more = [], True
+    while more:
+        before = len(asked)
+        more = collector.turn(Report(ONE)).more
+        requests.append(len(asked) - before)
+    assert asked == [4, 1, 3, 1, 2, 1, 1]
+    assert max(requests) == 2
+    assert len(rig.left()) == 4
 
 
 def test_a_namespace_that_vanishes(rig: Rig) -> None:

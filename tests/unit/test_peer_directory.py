@@ -40,7 +40,17 @@ def test_it_is_bounded_and_keeps_the_latest() -> None:
     directory.stored(ONE, "ab")
     directory.stored(TWO, "ac")
     assert len(directory) == 2
-    assert [directory.choose(key) for key in "abc"] == [ONE, None, TWO]
+    assert [directory.choose(key, among=[ONE]) for key in "abc"] == [ONE, None, None]
+    assert directory.choose("c") == TWO
+
+
+def test_peers_that_hold_as_much_share_the_requests() -> None:
+    directory = Directory()
+    for peer in (ONE, TWO):
+        directory.stored(peer, [b"shared", 7])
+    chosen = [directory.choose([b"shared", 7, bytes([last])]) for last in range(64)]
+    assert {chosen.count(peer) > 16 for peer in (ONE, TWO)} == {True}
+    assert chosen == [directory.choose([b"shared", 7, bytes([last])]) for last in range(64)]
 
 
 def test_a_store_tells_what_its_host_memory_holds() -> None:
@@ -80,8 +90,8 @@ def test_messages_of_vllm_count_as_far_as_they_are_about_host_memory() -> None:
     )
     assert directory.choose([b"a"]) == ONE
     assert len(directory) == 1
-    directory.take_message(ONE, message({"type": "AllBlocksCleared"}))
-    assert len(directory) == 0
+    directory.take_message(ONE, message({"type": "AllBlocksCleared"}))  # the device's cache
+    assert directory.choose([b"a"]) == ONE
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", msgspec.msgpack.encode({"a": 1}), message({"no": "type"})])

@@ -18,7 +18,8 @@ CREATED, THERE = Result(Status.OK, 1), Result(Status.OK, 0)
 
 
 def tier(**options: Any) -> TierConfig:
-    return TierConfig(url="memory://x", **{"workers": 1, "timeout": 1.0, "name": "disk", **options})
+    defaults = {"url": "memory://x", "workers": 1, "timeout": 1.0, "name": "disk"}
+    return TierConfig(**{**defaults, **options})
 
 
 # Cascades.
@@ -50,11 +51,20 @@ def test_a_chunk_that_was_there_is_not_counted_as_written() -> None:
     assert (desk.tiers[0].counters.writes, len(desk.events())) == (0, 1)
 
 
-def test_what_is_known_to_be_there_is_not_written_again() -> None:
-    desk = Desk(tier())
+def test_what_a_remote_tier_has_is_not_sent_again() -> None:
+    desk = Desk(tier(url="s3://bucket"))
     desk.found(A)
     desk.store(A)
     assert desk.batches == []
+
+
+def test_what_a_local_tier_had_is_offered_again_for_it_may_have_been_deleted() -> None:
+    desk = Desk(tier(), tier(write="on-evict"))
+    desk.found(A)
+    desk.found(A, tier=1)
+    desk.store(A)
+    assert desk.asked(Verb.WRITE) == [[A]]
+    assert desk.tiers[1].owed.keys() == {A}
 
 
 def test_a_slot_stays_leased_until_its_write_has_ended() -> None:
@@ -164,7 +174,8 @@ def test_a_lossless_caller_evicts_nothing_that_is_owed() -> None:
 
 
 def test_what_two_tiers_are_owed_counts_once() -> None:
-    desk = Desk(tier(write="on-evict"), tier(write="on-evict", name="cold"), slots=3)
+    remote = {"url": "s3://bucket", "write": "on-evict"}
+    desk = Desk(tier(**remote), tier(**remote, name="cold"), slots=3)
     for state in desk.tiers:
         state.write_limit = 0
         state.presence.found(C, desk.now)

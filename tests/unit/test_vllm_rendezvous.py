@@ -10,6 +10,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from kvstore.opening import assemble
 from kvstore_vllm.identity import Identity
 from kvstore_vllm.rendezvous import Membership, join
 from support.chunks import CHUNK, chunk_key, payload
-from support.processes import Footprint, has_ended, mappers, wait_for
+from support.processes import Footprint, has_ended, mappers, state, wait_for
 
 SLOT = 4096
 CAPACITY = 8 * SLOT
@@ -238,6 +239,7 @@ class TestRefusals:
         host = start(0)
         host.answer()
         host.popen.send_signal(signal.SIGSTOP)
+        wait_for(lambda: state(host.popen.pid) == "T")
         with pytest.raises(ClosedError, match="does not answer"):
             join_here(name, 1, timeout=0.2)
 
@@ -358,8 +360,8 @@ class TestStoreOverIt:
 
 
 def _unix_sockets(pid: int) -> list[str]:
-    return [
-        target
-        for fd in os.listdir(f"/proc/{pid}/fd")
-        if (target := os.readlink(f"/proc/{pid}/fd/{fd}")).startswith("socket:")
-    ]
+    targets = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed since the look
+            targets.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return [target for target in targets if target.startswith("socket:")]

@@ -204,6 +204,33 @@ def test_a_decoder_waits_for_what_its_prefiller_is_computing(make: Make, other: 
     world.settle()
 
 
+def test_a_decoder_that_waits_asks_its_prefiller_and_no_other_tier_again(
+    make: Make, other: kvstore.Store
+) -> None:
+    world = make(*two_tiers(), "peer://?peers=1")
+    other.put_many(dict(list(chunks_of(range(8)).items())[:3]))
+    request = world.arrive("decode", range(8), remote_prefiller=role(other))
+
+    def asked(tier: str) -> int:
+        return world.store.stats().tier(tier).latency["lookup"].count
+
+    def asked_often() -> bool:
+        world.step()
+        return asked("peer") > 8 + 10
+
+    wait_for(asked_often, 20)
+    other.put_many(chunks_of(range(8)))
+
+    def loads() -> bool:
+        world.step()
+        return request.state == "loading"
+
+    wait_for(loads, 20)
+    assert request.num_computed_tokens == 8 * TOKENS
+    assert (asked("near"), asked("far")) == (8, 8)
+    world.settle()
+
+
 def test_a_decoder_waits_no_longer_than_it_is_told_to(make: Make, other: kvstore.Store) -> None:
     world = make("peer://", prefill_timeout="300ms")
     other.put_many(chunks_of(range(2)))
