@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from ..events import Event
 
@@ -60,6 +61,8 @@ class Directory:
     def choose(self, keys: Sequence[Hashable], *, among: Collection[str] | None = None) -> str | None:
         """The peer that holds the longest head of `keys`; None when nobody holds the first.
 
+        Of several, requests that differ in their last keys get different ones.
+
         Parameters
         ----------
         keys : sequence
@@ -67,15 +70,15 @@ class Directory:
         among : collection of str, optional
             Peers that come into question; by default all.
         """
-        best: str | None = None
+        best: set[str] = set()
         left: set[str] | None = None if among is None else set(among)
         for key in keys:
             holders = self._holders.get(key, set())
             left = set(holders) if left is None else left & holders
             if not left:
                 break
-            best = min(left)
-        return best
+            best = left
+        return max(best, key=lambda peer: xxh3_64_intdigest(f"{peer} {keys[-1]!r}".encode()), default=None)
 
     # What peers tell.
 
@@ -110,8 +113,8 @@ class Directory:
     def take_message(self, peer: str, payload: bytes) -> None:
         """Take in the last frame of a message in which vLLM publishes KV events of the engine at `peer`.
 
-        Only what the engine says of its host memory counts. Of a model with several groups of layers the
-        first stands for all.
+        Only what the engine says of its host memory counts; that it has cleared its cache, it says of the
+        device. Of a model with several groups of layers the first stands for all.
 
         Raises
         ------
@@ -123,11 +126,9 @@ class Directory:
         except msgspec.DecodeError as error:
             raise ValueError(f"not a batch of vLLM's KV events: {error}") from None
         for event in batch.events:
-            if event.type == "AllBlocksCleared":
-                self.cleared(peer)
-            elif event.medium != _HOST_MEMORY or event.group_idx:
+            if event.medium != _HOST_MEMORY or event.group_idx:
                 continue
-            elif event.type == "BlockStored":
+            if event.type == "BlockStored":
                 self.stored(peer, event.block_hashes)
             elif event.type == "BlockRemoved":
                 self.removed(peer, event.block_hashes)
