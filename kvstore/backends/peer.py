@@ -6,6 +6,7 @@ that was read from storage.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,6 +31,8 @@ __all__ = ["PeerBackend"]
 _SHARE = 0.8
 #: Seconds for which a peer that a request has named is waited for.
 _PATIENCE = 2.0
+#: Peers of which is remembered what does not work with them.
+_MOST_REMEMBERED = 1024
 
 
 class PeerBackend(Backend):
@@ -69,16 +72,16 @@ class PeerBackend(Backend):
         self._address = Address.parse(address) if address else None
         self._credentials = ClientCredentials.of(storage_options or {}, f"tier {self._name!r}")
         self._timeout = _SHARE * timeout
-        self._encrypted = bool(self._credentials.curve_server_key)
-        self._transport = settle(transport, encrypted=self._encrypted)
+        self._transport: Choice = transport
         self._client: PeerClient | None = None
+        self._reviving = threading.Lock()
+        self._given_up: dict[Address, set[str]] = {}  # transports
         self._nixl: NixlReader | None = None
         _require_zmq(self._name)
 
     def open(self) -> None:
         """Connect, and prove that both are about the same namespace; nothing while no peer is named."""
         self._hang_up()
-        self._nixl = self._nixl or make_nixl_reader(self._transport, f"tier {self._name!r}")
         if self._address is None:
             return
         client = self._make_client(self._address)
@@ -94,28 +97,45 @@ class PeerBackend(Backend):
         at once for as long as there is no connection."""
         self._hang_up()
         self._name, self._address = f"peer://{address}", Address.parse(address)
-        self._client = self._make_client(self._address)
+        self._call(self._address)
+
+    def _call(self, address: Address) -> PeerClient:
+        self._client = self._make_client(address)
         self._client.open(_PATIENCE)
+        return self._client
 
     def _make_client(self, address: Address) -> PeerClient:
         from ..peer.client import PeerClient  # which needs what comes with an extra
 
-        readers = readers_of(self._transport, self._nixl, address.host, encrypted=self._encrypted)
+        credentials, avoided = self._credentials, self._given_up.get(address, ())
+        choice = settle(self._transport, credentials, address)
+        nixl = self._nixl_for(choice, address)
+        able = readers_of(choice, nixl, address.host, encrypted=credentials.encrypts)
+        readers = [reader for reader in able if reader.name not in avoided]
         context = self.context
         identity = ClientIdentity(
             fingerprint=context.fingerprint,
             chunk_size=context.chunk_size,
             manifest=context.manifest,
-            token=self._credentials.token,
-            transports=transports_of(self._transport, (reader.name for reader in readers)),
+            token=credentials.token,
+            transports=transports_of(choice, (reader.name for reader in readers)),
         )
         connect = partial(self._connect, address)
         return PeerClient(str(address), identity, connect, self._timeout, readers)
 
+    def _nixl_for(self, choice: Choice, address: Address) -> NixlReader | None:
+        """The reader of memory, with what it has registered, unless the last peer was elsewhere."""
+        if self._nixl is not None and self._nixl.is_local != address.is_loopback:
+            self._close_nixl()
+        if self._nixl is None:
+            self._nixl = make_nixl_reader(choice, f"tier {self._name!r}", is_local=address.is_loopback)
+        return self._nixl if choice != "zmq" else None
+
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether the peer has each key, or is filling it."""
-        found = self._opened.exists(keys)
-        self._count()
+        client = self._opened
+        found = client.exists(keys)
+        self._count(client)
         return found
 
     def get_object(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
@@ -135,21 +155,30 @@ class PeerBackend(Backend):
         return frame.verify(header, out, size, key=key, fingerprint=self.context.fingerprint, digest=digest)
 
     def _fetch(self, key: bytes, header: memoryview, payload: memoryview) -> Arrived | None:
-        arrived = self._opened.fetch(key, header, payload)
-        self._count()
+        client = self._opened
+        arrived = client.fetch(key, header, payload)
+        self._count(client)
         return arrived
 
     def close(self) -> None:
         """Say goodbye."""
         self._hang_up()
+        self._close_nixl()
+
+    def _close_nixl(self) -> None:
         nixl, self._nixl = self._nixl, None
         if nixl is not None:
             nixl.close()
 
     def _hang_up(self) -> None:
         client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        if client is None:
+            return
+        client.close()
+        if client.given_up and self._address is not None:
+            self._given_up.setdefault(self._address, set()).update(client.given_up)
+            if len(self._given_up) > _MOST_REMEMBERED:
+                del self._given_up[next(iter(self._given_up))]
 
     def put_object(self, key: bytes, header: memoryview, payload: memoryview) -> bool:
         """Refused."""
@@ -165,19 +194,24 @@ class PeerBackend(Backend):
 
     @property
     def _opened(self) -> PeerClient:
-        if self._client is None:
-            raise BackendError(f"{self._name} is not open", retryable=True)
-        return self._client
+        with self._reviving:
+            client = self._client
+            if client is None or self._address is None:
+                raise BackendError(f"{self._name} is not open", retryable=True)
+            if client.is_alive:
+                return client
+            self._hang_up()  # its thread has ended by an error that nobody has foreseen
+            return self._call(self._address)
 
     def _connect(self, address: Address) -> ClientCarrier:
         from ..peer.zmq_carrier import ZmqClientCarrier
 
         return ZmqClientCarrier(address, self._credentials, self.context.chunk_size)
 
-    def _count(self) -> None:
-        counters = self._opened.counters
+    def _count(self, client: PeerClient) -> None:
+        counters = client.counters
         if counters:
-            taken, self._opened.counters = counters, type(counters)()
+            taken, client.counters = counters, type(counters)()
             for name, count in taken.items():
                 self.counters[f"peer_{name}"] = self.counters.get(f"peer_{name}", 0.0) + count
 

@@ -47,6 +47,9 @@ _ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
 }
+#: Unless the caller has set them: what libraries print would end up between the lines of the program that
+#: they work for.
+_QUIET = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal"}
 #: Seconds before a worker that died is replaced: the first time, and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 #: A worker that lived this long (seconds) did not die of its start.
@@ -252,7 +255,7 @@ def _start_process(spec: ProcessSpec) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(fd, *spec.fds),
-            env={**os.environ, **_ENVIRONMENT},
+            env={**_QUIET, **os.environ, **_ENVIRONMENT},
             start_new_session=True,
         )
     finally:

@@ -21,7 +21,6 @@ from ..peer.choice import Choice, make_regions, settle, transports_of
 from ..peer.credentials import ServerCredentials
 from ..peer.limits import Limits
 from ..peer.link import Down, Up, encode
-from ..peer.transport import Region
 
 if TYPE_CHECKING:
     from ..peer.server import Server
@@ -73,12 +72,15 @@ def _start(spec: ServeSpec, owner: socket.socket) -> Server:
     arena = Arena.from_fd(spec.slots_fd)
     namespace = spec.namespace
     carrier = ZmqServerCarrier(spec.address, spec.credentials)
-    regions = _make_regions(spec, arena, Address.parse(carrier.address).host)
+    address = Address.parse(carrier.address)
+    credentials = spec.credentials
+    choice = settle(spec.transport, credentials, address)
+    regions = make_regions(choice, arena, address, spec.name, encrypted=credentials.encrypts)
     identity = ServerIdentity(
         fingerprint=namespace.fingerprint,
         chunk_size=namespace.chunk_size,
         check_manifest=namespace.check_manifest,
-        token=spec.credentials.token,
+        token=credentials.token,
         offers={
             name: regions[name].metadata if name in regions else b""
             for name in transports_of(spec.transport, regions)
@@ -89,11 +91,3 @@ def _start(spec: ServeSpec, owner: socket.socket) -> Server:
         region.serve(hub.is_wanted)
     owner.send(encode(Up(carrier.address)))
     return Server(hub, carrier, owner, arena.view, namespace.fingerprint, regions)
-
-
-def _make_regions(spec: ServeSpec, arena: Arena, host: str) -> dict[str, Region]:
-    """Whoever has proved nothing, and may be on another machine, is not trusted with memory."""
-    encrypted = bool(spec.credentials.curve_secret_key)
-    trusted = spec.credentials.asks or spec.address.is_loopback
-    choice = settle(spec.transport, encrypted=encrypted, trusted=trusted)
-    return make_regions(choice, arena, host, spec.name, encrypted=encrypted)

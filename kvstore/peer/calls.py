@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import threading
+from copy import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from ..errors import KVStoreError
+from ..errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
 
-__all__ = ["Arrived", "Call"]
+__all__ = ["Arrived", "Call", "failure", "refusal"]
+
+#: Errors for what a peer refuses; anything else may pass.
+_ERRORS: dict[str | None, type[KVStoreError]] = {
+    "namespace": NamespaceMismatchError,
+    "version": ConfigError,
+    "authentication": ConfigError,
+    "transport": ConfigError,
+}
 
 
 class Arrived(NamedTuple):
@@ -34,3 +43,23 @@ class Call:
         """End it with an error."""
         self.error = error
         self.done.set()
+
+    def wait(self) -> Self:
+        """Wait for its end; raises what it has failed with."""
+        self.done.wait()
+        if self.error is not None:
+            raise copy(self.error)  # several threads may get the same
+        return self
+
+
+def failure(peer: str, why: str, *, retryable: bool = True) -> BackendError:
+    """What a call to `peer` fails with."""
+    return BackendError(f"the peer {peer}: {why}", retryable=retryable)
+
+
+def refusal(peer: str, reason: str | None, detail: str) -> KVStoreError:
+    """What all calls fail with when `peer` refuses a session; no `reason` when it says nothing."""
+    kind = _ERRORS.get(reason)
+    if kind is None:
+        return failure(peer, detail, retryable=reason is not None)
+    return kind(f"the peer {peer} refuses: {detail}")

@@ -3,8 +3,9 @@
 Who owns what: the thread of :class:`PeerClient` alone touches carrier and session, and writes into the
 buffers of calls. A caller hands in a call and waits until the thread has ended it; after that the thread
 never touches the call's buffers again, so that a byte which comes late lands nowhere. What is read one-sided
-may write until it has ended, whatever the deadline: such a call is answered when it has. If that takes too
-long the engine answers in its place, and keeps the slot from use until the worker has answered or is gone.
+may write until it has ended, whatever the deadline: such a call is answered when it has, and never where its
+end cannot be told. If that takes too long the engine answers in its place, and keeps the slot from use until
+the worker has answered or is gone.
 
 A call fails at once while there is no connection: whether to wait for a peer is up to the tier's breaker.
 """
@@ -16,13 +17,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from copy import copy
 
 import zmq
 
 from ..doorbell import Doorbell
-from ..errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
-from .calls import Arrived, Call
+from ..errors import BackendError, KVStoreError
+from .calls import Arrived, Call, failure, refusal
 from .protocol import COMING, HERE, MOST_KEYS, encode
 from .session import (
     Absent,
@@ -47,15 +47,8 @@ _log = logging.getLogger("kvstore")
 _PAUSE = 0.01
 #: Seconds between two looks at reads that are under way; nothing tells when one has ended.
 _LOOK_EVERY = 50e-6
-#: Errors for what a peer refuses; anything else may pass.
-_ERRORS: dict[str | None, type[KVStoreError]] = {
-    "namespace": NamespaceMismatchError,
-    "version": ConfigError,
-    "authentication": ConfigError,
-    "transport": ConfigError,
-}
-
-
+#: Sessions in a row that a reader which has worked may end before it is given up.
+_CREDIT = 3
 _NOWHERE = memoryview(bytearray(1))
 
 
@@ -73,6 +66,12 @@ class PeerClient:
         Seconds that a call may take.
     readers : sequence of Reader
         For the transports of `identity` that need one; used by the thread until :meth:`close`.
+
+    Attributes
+    ----------
+    counters : Counter
+    given_up : set of str
+        Transports that do not work with this peer.
     """
 
     def __init__(
@@ -84,13 +83,14 @@ class PeerClient:
         readers: Sequence[Reader] = (),
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self.given_up: set[str] = set()
         self._name = name
         self._session = ClientSession(identity)
         self._make_carrier = make_carrier
         self._timeout = timeout
         self._readers = {reader.name: reader for reader in readers}
         self._reader: Reader | None = None  # of the session
-        self._proved: set[str] = set()  # readers that have worked
+        self._credits: Counter[str] = Counter()  # sessions that each may still end; none before it has worked
         self._calls: deque[Call] = deque()  # handed in
         self._waiting: deque[Call] = deque()  # for the session to open
         self._lookups: dict[int, Call] = {}
@@ -102,6 +102,11 @@ class PeerClient:
         self._thread = threading.Thread(target=self._run, name="kvstore-peer", daemon=True)
 
     # For any thread.
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is a thread that answers; it ends by :meth:`close`, or by an error of its own."""
+        return self._thread.is_alive() and not self._closing
 
     def open(self, patience: float | None = None) -> None:
         """Connect and open a session; wait for that so many seconds at most.
@@ -123,7 +128,7 @@ class PeerClient:
         calls = [Call(deadline, part) for part in parts]
         for call in calls:
             self._hand_in(call)
-        return [state in (HERE, COMING) for call in calls for state in self._await(call).states]
+        return [state in (HERE, COMING) for call in calls for state in call.wait().states]
 
     def fetch(self, key: bytes, header: memoryview, payload: memoryview) -> Arrived | None:
         """Bring a frame into the two buffers; None when the peer does not have it."""
@@ -138,19 +143,13 @@ class PeerClient:
 
     def _wait(self, call: Call) -> Call:
         self._hand_in(call)
-        return self._await(call)
+        return call.wait()
 
     def _hand_in(self, call: Call) -> None:
         self._calls.append(call)
         self._bell.ring()
         if self._closing or not self._thread.is_alive():
             call.fail(self._error("the connection is closed"))
-
-    def _await(self, call: Call) -> Call:
-        call.done.wait()
-        if call.error is not None:
-            raise copy(call.error)  # several threads may get the same
-        return call
 
     # The thread.
 
@@ -172,7 +171,7 @@ class PeerClient:
                 self._send(carrier)
             finally:
                 carrier.close()
-                self._end_reads()
+                self._end_reads(self._error("the connection is closed"))
         except Exception as error:  # whatever it was: nobody is left waiting
             why = f"{type(error).__name__}: {error}"
         finally:
@@ -202,7 +201,7 @@ class PeerClient:
                 self._happened(event, carrier)
             self._finish_reads()
         self._finish_reads()
-        self._drop_reads(time.monotonic(), self._error("it did not send in time", retryable=False))
+        self._drop_overdue(time.monotonic())
         for event in self._session.expire(time.monotonic()):
             self._happened(event, carrier)
         self._acknowledge()
@@ -247,7 +246,7 @@ class PeerClient:
         if isinstance(event, Opened):
             self._opened(event)
         elif isinstance(event, Rejected):
-            self._fail_all(self._rejection(event))
+            self._fail_all(refusal(self._name, event.reason, event.detail))
         elif isinstance(event, Located):
             call = self._lookups.pop(event.id)
             call.states = event.states
@@ -299,13 +298,24 @@ class PeerClient:
                 continue
             if read.error:
                 self._reader_failed(read.error)
-                call.fail(self._error(read.error))  # after that, for the caller may ask again at once
+                if read.over:
+                    call.fail(self._error(read.error))  # after that, for the caller may ask again at once
                 continue
             assert call.arrived is not None
             call.arrived = Arrived(call.arrived.size, read.digest)
-            self._proved.add(self._reader.name)
+            self._credits[self._reader.name] = _CREDIT
             self.counters[self._reader.name] += 1
             self._arrived(read.tag, call)
+
+    def _drop_overdue(self, now: float) -> None:
+        """As :meth:`_drop_reads`. A reader that cannot, and has never worked, is given up: the way to the
+        server's memory may lead through a filter that says nothing."""
+        error = self._error("it did not send in time", retryable=False)
+        self._drop_reads(now, error)
+        late = any(now >= call.deadline for call in self._reads.values())
+        if late and self._reader is not None and self._credits[self._reader.name] <= 0:
+            self._reader_failed("it did not send in time")
+            self._end_reads(error)
 
     def _drop_reads(self, now: float, error: KVStoreError) -> None:
         """Fail what is overdue, where nothing can be written for it any more."""
@@ -315,19 +325,25 @@ class PeerClient:
                 call.fail(error)
 
     def _reader_failed(self, why: str) -> None:
-        """Begin anew; what has never worked is given up if there is another way."""
+        """Begin anew; what has never worked, or works no more, is given up if there is another way."""
         assert self._reader is not None
         name = self._reader.name
-        if name not in self._proved and self._session.give_up(name):
+        if self._session.state is State.OPEN:  # one failure for all that it was reading
+            self._credits[name] -= 1
+        hopeless = self._credits[name] <= 0
+        if hopeless and name not in self.given_up and self._session.give_up(name):
+            self.given_up.add(name)
             _log.warning("the peer %s is read without %s: %s", self._name, name, why)
         self._not_connected(why)
+        if hopeless and name not in self.given_up:
+            self._fail_all(self._error(why))  # nobody need wait for another session
 
-    def _end_reads(self) -> None:
-        """Let no read go on."""
-        for reader in self._readers.values():
-            reader.disconnect()
-        for call in self._reads.values():
-            call.fail(self._error("the connection is closed"))
+    def _end_reads(self, error: KVStoreError) -> None:
+        """Let no read go on, and fail those of which none can write any more."""
+        adrift = {tag for reader in self._readers.values() for tag in reader.disconnect()}
+        for tag, call in self._reads.items():
+            if tag not in adrift:
+                call.fail(error)
         self._reads.clear()
 
     def _arrived(self, tag: Tag, call: Call) -> None:
@@ -374,11 +390,5 @@ class PeerClient:
         for calls in (self._calls, self._waiting, self._lookups, self._fetches, self._acks):
             calls.clear()
 
-    def _rejection(self, event: Rejected) -> KVStoreError:
-        kind = _ERRORS.get(event.reason)
-        if kind is None:
-            return self._error(event.detail, retryable=event.reason is not None)
-        return kind(f"the peer {self._name} refuses: {event.detail}")
-
     def _error(self, why: str, *, retryable: bool = True) -> BackendError:
-        return BackendError(f"the peer {self._name}: {why}", retryable=retryable)
+        return failure(self._name, why, retryable=retryable)

@@ -31,6 +31,16 @@ class ClientCredentials:
     curve_public_key: str = field(default="", repr=False)
     curve_secret_key: str = field(default="", repr=False)
 
+    @property
+    def asks(self) -> bool:
+        """Whether a server has to prove anything."""
+        return bool(self.token or self.encrypts)
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether what travels has to be encrypted."""
+        return bool(self.curve_server_key)
+
     @classmethod
     def of(cls, options: Mapping[str, Any], where: str) -> Self:
         """From the ``storage_options`` of a peer tier.
@@ -69,7 +79,12 @@ class ServerCredentials:
     @property
     def asks(self) -> bool:
         """Whether clients have to prove anything."""
-        return bool(self.token or self.curve_secret_key)
+        return bool(self.token or self.encrypts)
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether what travels has to be encrypted."""
+        return bool(self.curve_secret_key)
 
     @classmethod
     def of(cls, options: Mapping[str, Any], where: str) -> Self:

@@ -1,5 +1,6 @@
 """One-sided reads over NIXL, which goes by UCX: RDMA where there is such a network, the memory of a process
-on the same machine, or TCP.
+on the same machine, or TCP. An agent, also one that only reads, listens wherever UCX finds a network, unless
+it is for this machine only.
 
 The server registers its arena once. Its agent has a thread for what UCX must do in answer to clients, which
 sleeps between two looks. A client's agent has none: UCX works while somebody waits for a read.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import os
 import secrets
 from functools import cache
 from importlib.util import find_spec
@@ -31,8 +31,8 @@ __all__ = ["NixlReader", "NixlRegion", "is_installed"]
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
 #: Microseconds that the thread of a server's agent sleeps between two looks: 0.02 of a core.
 _DELAY = 100
-#: What both libraries print would end up between the lines of the program that they work for.
-_QUIET = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal"}
+#: Keeps UCX to the loopback interface, beside memory that processes share.
+_LOCAL = {"engine_config": "NET_DEVICES=lo"}
 
 
 def is_installed() -> bool:
@@ -41,7 +41,7 @@ def is_installed() -> bool:
 
 
 class NixlRegion(Region):
-    """A server's memory: slots of equal size from `base` on.
+    """A server's memory: slots of equal size from `base` on; where it `is_local`, for this machine only.
 
     Raises
     ------
@@ -49,10 +49,10 @@ class NixlRegion(Region):
         Of NIXL's own kinds: there is no transport here, or it cannot register that much memory.
     """
 
-    def __init__(self, base: int, slot_size: int, slots: int) -> None:
+    def __init__(self, base: int, slot_size: int, slots: int, *, is_local: bool) -> None:
         self._base = base
         self._slot_size = slot_size
-        self._agent = _Agent(has_thread=True)
+        self._agent = _Agent(has_thread=True, is_local=is_local)
         self._agent.register(base, slots * slot_size)
         self.metadata = self._agent.metadata
 
@@ -65,19 +65,20 @@ class NixlRegion(Region):
 
 class NixlReader(Reader):
     """Reads into any memory of this process; what a buffer is part of gets registered as a whole, once, and
-    stays until :meth:`close`.
+    stays until :meth:`close`. Nothing is opened before the first server is met.
 
-    Raises
-    ------
-    Exception
-        Of NIXL's own kinds: there is no transport here.
+    Parameters
+    ----------
+    is_local : bool
+        All servers are on this machine, and nobody else is to reach the agent.
     """
 
     name = NIXL
     wakes = False
 
-    def __init__(self) -> None:
-        self._agent = _Agent(has_thread=False)
+    def __init__(self, *, is_local: bool) -> None:
+        self.is_local = is_local
+        self._made: _Agent | None = None
         self._server = ""
         self._reads: dict[Tag, int] = {}  # -> handle
         self._ended: list[Read] = []
@@ -91,7 +92,7 @@ class NixlReader(Reader):
         try:
             self._server = self._agent.connect(metadata)
         except Exception as error:
-            raise ConnectionError(f"NIXL: {error}") from error
+            raise ConnectionError(f"NIXL does not work here: {error}") from error
 
     def start(self, tag: Tag, address: int, out: memoryview) -> None:
         try:
@@ -118,19 +119,28 @@ class NixlReader(Reader):
     def drop(self, tag: Tag) -> bool:
         return False
 
-    def disconnect(self) -> None:
-        for handle in self._reads.values():
-            self._agent.release(handle)
+    def disconnect(self) -> list[Tag]:
+        adrift = [tag for tag, handle in self._reads.items() if not self._agent.release(handle)]
+        adrift += [read.tag for read in self._ended if not read.over]
         self._reads.clear()
         self._ended.clear()
         if self._server:
             self._agent.disconnect(self._server)
             self._server = ""
+        return adrift
 
     def close(self) -> None:
         self.disconnect()
-        self._agent.close()
+        if self._made is not None:
+            self._made.close()
+            self._made = None
         self._regions.clear()
+
+    @property
+    def _agent(self) -> _Agent:
+        if self._made is None:
+            self._made = _Agent(has_thread=False, is_local=self.is_local)
+        return self._made
 
     def _register(self, out: memoryview) -> None:
         if id(out.obj) not in self._regions:
@@ -143,21 +153,21 @@ class NixlReader(Reader):
         return tag
 
     def _end(self, tag: Tag, handle: int, error: str) -> None:
-        self._agent.release(handle)
-        self._ended.append(Read(tag, error))
+        released = self._agent.release(handle)
+        self._ended.append(Read(tag, error, over=released or not error))
 
 
 class _Agent:
     """What is used of an agent of NIXL; every method raises what NIXL raises, unless it says otherwise."""
 
-    def __init__(self, *, has_thread: bool) -> None:
+    def __init__(self, *, has_thread: bool, is_local: bool) -> None:
         self._nixl = nixl = _load()
         config = nixl.nixlAgentConfig()
         config.useProgThread = has_thread
         config.pthrDelay = _DELAY
         config.useListenThread = False
         self._agent = nixl.nixlAgent(f"kvstore-{secrets.token_hex(8)}", config)
-        self._ucx = [self._agent.createBackend("UCX", {})]
+        self._ucx = [self._agent.createBackend("UCX", _LOCAL if is_local else {})]
 
     def register(self, address: int, size: int) -> None:
         nixl = self._nixl
@@ -187,12 +197,12 @@ class _Agent:
     def is_done(self, handle: int) -> bool:
         return bool(self._agent.getXferStatus(handle) == self._nixl.NIXL_SUCCESS)
 
-    def release(self, handle: int) -> None:
-        """Raises nothing: what cannot be released goes with the agent."""
+    def release(self, handle: int) -> bool:
+        """Raises nothing: what cannot be released goes with the agent, and is under way until then."""
         try:
-            self._agent.releaseXferReq(handle)
+            return bool(self._agent.releaseXferReq(handle) == self._nixl.NIXL_SUCCESS)
         except Exception:
-            pass
+            return False
 
     def disconnect(self, server: str) -> None:
         """Raises nothing: a server may be gone."""
@@ -208,8 +218,6 @@ class _Agent:
 
 @cache
 def _load() -> Any:
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
     package = next(filter(find_spec, _PACKAGES))
     return importlib.import_module(f"{package}._bindings")
 

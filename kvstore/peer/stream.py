@@ -5,6 +5,8 @@ side; a message of ZMQ would be copied once more by the client.
 2. For a chunk the client gets a *ticket*, 8 random bytes, in an ``Offer``. It sends the ticket.
 3. The server answers with the payload, and nothing else, in the order of the tickets. A ticket is good once,
    and as long as the session that it was given to holds the slot; at any other the server hangs up.
+4. Whoever has shown no ticket within seconds gives up the place. A client whose server has hung up while it
+   wanted nothing connects again when it does.
 
 Who owns what: the server has a thread that accepts and one for each connection, which only look at what the
 hub's thread owns. The client's side belongs to the thread that uses it.
@@ -13,7 +15,9 @@ hub's thread owns. The client's side belongs to the thread that uses it.
 from __future__ import annotations
 
 import socket
+import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,15 +34,20 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamReader", "StreamRegion"]
 
-_TICKET = 8
+#: Bytes of each.
+_PORT, _TICKET = 2, 8
 #: Tickets that nobody has shown, before those that are good no longer are thrown away.
 _MANY = 4096
 #: Connections at a time.
 _MOST = 256
 #: Seconds that the client of a chunk may take it in, and after which a connection without an answer is dead.
 _PATIENCE = 30.0
+#: Seconds within which a connection has to show its first ticket.
+_FIRST = 5.0
 #: Seconds that a server may take to accept.
 _CONNECT = 0.5
+#: Seconds until the server tries again to accept, while it has no descriptors left.
+_PAUSE = 0.1
 #: Bytes that are taken in before their checksum is computed, while they are in the processor's cache.
 _PIECE = 256 << 10
 #: Bytes that have to be there before the client wakes, unless it waits for less; each time costs it a turn.
@@ -63,7 +72,7 @@ class StreamRegion(Region):
     def __init__(self, host: str, view: Callable[[int], memoryview]) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=64)
-        self.metadata = self._listener.getsockname()[1].to_bytes(2)
+        self.metadata = self._listener.getsockname()[1].to_bytes(_PORT)
         self._view = view
         self._tickets: dict[int, Parcel] = {}
         self._places = threading.Semaphore(_MOST)
@@ -75,33 +84,48 @@ class StreamRegion(Region):
 
     def offer(self, parcel: Parcel) -> int:
         if len(self._tickets) >= _MANY:
-            good = {ticket: other for ticket, other in self._tickets.copy().items() if self._is_wanted(other)}
-            self._tickets = good
+            for ticket, other in self._tickets.copy().items():  # meanwhile others are shown
+                if not self._is_wanted(other):
+                    self._tickets.pop(ticket, None)
         ticket = randbits(63)
         self._tickets[ticket] = parcel
         return ticket
 
     def _accept(self) -> None:
         while True:
-            with suppress(OSError):  # whoever connected has gone already
+            try:
                 connection, _ = self._listener.accept()
-                if self._places.acquire(blocking=False):
-                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-                else:
-                    connection.close()
+            except OSError:  # whoever connected has gone already, or there is no room for anybody
+                time.sleep(_PAUSE)
+                continue
+            if not self._places.acquire(blocking=False):
+                connection.close()
+                continue
+            try:
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            except RuntimeError:  # the system has no threads left
+                self._places.release()
+                connection.close()
 
     def _answer(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection:
-            _keep_alive(connection)
-            connection.settimeout(None)
-            while len(shown := connection.recv(_TICKET, socket.MSG_WAITALL)) == _TICKET:
-                parcel = self._tickets.pop(int.from_bytes(shown), None)
-                if parcel is None or not self._is_wanted(parcel):
-                    break
-                connection.settimeout(_PATIENCE)
-                connection.sendall(self._view(parcel.slot)[: parcel.size])
+        try:
+            with suppress(OSError), connection:
                 connection.settimeout(None)
-        self._places.release()
+                self._converse(connection)
+        finally:
+            self._places.release()
+
+    def _converse(self, connection: socket.socket) -> None:
+        _keep_alive(connection)
+        _expect_within(connection, _FIRST)
+        while len(shown := connection.recv(_TICKET, socket.MSG_WAITALL)) == _TICKET:
+            parcel = self._tickets.pop(int.from_bytes(shown), None)
+            if parcel is None or not self._is_wanted(parcel):
+                break
+            connection.settimeout(_PATIENCE)
+            connection.sendall(self._view(parcel.slot)[: parcel.size])
+            connection.settimeout(None)
+            _expect_within(connection, 0.0)
 
 
 @dataclass(eq=False)
@@ -122,6 +146,7 @@ class StreamReader(Reader):
 
     def __init__(self, host: str) -> None:
         self._host = host
+        self._port = 0
         self._socket: socket.socket | None = None
         self._poller: zmq.Poller | None = None
         self._reads: deque[_Reading] = deque()
@@ -135,19 +160,19 @@ class StreamReader(Reader):
 
     def connect(self, metadata: bytes) -> None:
         self.disconnect()
-        self._socket = socket.create_connection((self._host, int.from_bytes(metadata)), _CONNECT)
-        _keep_alive(self._socket)
-        self._socket.setblocking(False)
-        if self._poller is not None:
-            self._poller.register(self._socket, 1)  # zmq.POLLIN
+        if len(metadata) != _PORT:
+            raise ConnectionError(f"a port has {_PORT} bytes, not {len(metadata)}")
+        self._port = int.from_bytes(metadata)
+        self._connect()
 
     def start(self, tag: Tag, address: int, out: memoryview) -> None:
         self._reads.append(_Reading(tag, out))
         try:
-            if self._socket is None or self._socket.send(address.to_bytes(_TICKET)) < _TICKET:
+            connection = self._socket or self._connect()
+            if connection.send(address.to_bytes(_TICKET)) < _TICKET:
                 raise ConnectionError("the server has hung up")
             self._due += len(out)
-            self._wake_at(self._socket)
+            self._wake_at(connection)
         except OSError as error:
             self._fail(str(error))
 
@@ -171,13 +196,22 @@ class StreamReader(Reader):
                 reading.dropped = True
         return True
 
-    def disconnect(self) -> None:
+    def disconnect(self) -> list[Tag]:
         self._hang_up()
         self._reads.clear()
         self._ended.clear()
+        return []
 
     def close(self) -> None:
         self.disconnect()
+
+    def _connect(self) -> socket.socket:
+        self._socket = connection = socket.create_connection((self._host, self._port), _CONNECT)
+        _keep_alive(connection)
+        connection.setblocking(False)
+        if self._poller is not None:
+            self._poller.register(connection, 1)  # zmq.POLLIN
+        return connection
 
     def _wake_at(self, connection: socket.socket) -> None:
         """Have the poller wake when enough is there."""
@@ -224,3 +258,9 @@ def _keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_PATIENCE * 1000))
+
+
+def _expect_within(connection: socket.socket, seconds: float) -> None:
+    """Let a blocking receive fail after so long, 0 for never, and yet take in all that it asks for."""
+    whole, part = divmod(round(seconds * 1e6), 1_000_000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", whole, part))

@@ -41,11 +41,15 @@ Tag = tuple[int, int]
 
 
 class Read(NamedTuple):
-    """A read that has ended; `error` is empty for none, `digest` is of the payload if it was computed."""
+    """A read that has ended; `error` is empty for none, `digest` is of the payload if it was computed.
+
+    After an error that is not `over` its buffer may still be written to.
+    """
 
     tag: Tag
     error: str = ""
     digest: bytes | None = None
+    over: bool = True
 
 
 class Delivery(NamedTuple):
@@ -143,8 +147,9 @@ class Reader(Protocol):
     def drop(self, tag: Tag) -> bool:
         """Write no more for `tag`, and do not report it; False where that cannot be promised."""
 
-    def disconnect(self) -> None:
-        """Drop the connection; what has been started ends now, and is not reported."""
+    def disconnect(self) -> list[Tag]:
+        """Drop the connection; what has been started ends now, and is not reported. Returns the reads for
+        which that cannot be promised: their buffers may still be written to."""
 
     def close(self) -> None:
         """Disconnect, and let go of all memory."""

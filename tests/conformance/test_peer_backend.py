@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from mmap import mmap
@@ -14,14 +15,17 @@ import pytest
 from kvstore.backends.base import Backend, BackendContext
 from kvstore.backends.peer import PeerBackend
 from kvstore.errors import BackendError, NamespaceMismatchError
+from kvstore.peer import nixl_memory
 from kvstore.peer.books import Parcel, Session
 from kvstore.peer.choice import Choice
 from kvstore.peer.limits import Bucket
 from kvstore.peer.nixl_memory import NixlRegion
 from kvstore.peer.protocol import Hello
+from kvstore.peer.session import ClientSession
 from kvstore.peer.stream import StreamRegion
 from kvstore.testing.backend import BackendTests, make_key
 from support.peers import needs_nixl
+from support.processes import wait_for
 
 pytest.importorskip("zmq", reason="no pyzmq (pip install 'kvstore-tiers[p2p]')")
 from support.peer_objects import Objects
@@ -136,6 +140,22 @@ class TestOverStream(ReadingTests):
             backend.read_into(make_key(1), out)
         assert backend.exists([make_key(1)]) == [True]
 
+    def test_what_has_worked_and_fails_again_and_again_is_left(self, backend: Backend) -> None:
+        """Chunks then come beside the messages, also when the peer is named anew."""
+        assert isinstance(backend, PeerBackend)
+        header, out = (memoryview(bytearray(size)) for size in (4096, self.context.chunk_size))
+        key = make_key(1)
+        self.raw_set(key, bytes(8192))
+        assert backend.get_object(key, header, out) == 8192
+        self.key = b"refused"
+        for _ in range(3):
+            with pytest.raises(BackendError, match="hung up"):
+                backend.get_object(key, header, out)
+        assert backend.get_object(key, header, out) == 8192
+        backend.dial(f"127.0.0.1:{self.server.port}")
+        assert backend.get_object(key, header, out) == 8192
+        assert (backend.counters["peer_stream"], backend.counters["peer_zmq"]) == (1, 2)
+
 
 def test_a_stream_that_stays_silent_fails_in_time_and_writes_nothing() -> None:
     context = ReadingTests.context
@@ -168,7 +188,7 @@ class TestOverNixl(ReadingTests):
     def make_server(self) -> Objects:
         self.memory = mmap(-1, 16 << 20)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        self.region = NixlRegion(self.base, len(self.memory), 1)
+        self.region = NixlRegion(self.base, len(self.memory), 1, is_local=True)
 
         def offer(payload: bytes) -> int:
             self.memory.write(payload)
@@ -187,9 +207,10 @@ class TestOverNixl(ReadingTests):
     ("choice", "transport", "metadata"),
     [
         ("zmq", "stream", (9).to_bytes(2)),
+        ("zmq", "stream", bytes([255]) * 9),
         pytest.param("auto", "nixl", b"leads nowhere", marks=needs_nixl),
     ],
-    ids=["stream", "nixl"],
+    ids=["stream", "no port", "nixl"],
 )
 def test_what_does_not_work_is_left(
     choice: Choice, transport: str, metadata: bytes, caplog: pytest.LogCaptureFixture
@@ -204,3 +225,104 @@ def test_what_does_not_work_is_left(
     server.end()
     [warning] = caplog.records
     assert f"is read without {transport}: " in warning.getMessage()
+
+
+def test_a_connection_that_an_error_has_ended_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(session: ClientSession, data: bytes) -> None:
+        raise RuntimeError("nobody has foreseen this")
+
+    server = Objects(ReadingTests.context.manifest)
+    server.start()
+    with closing(PeerBackend(ReadingTests.context, f"127.0.0.1:{server.port}", transport="zmq")) as backend:
+        backend.open()
+        monkeypatch.setattr(ClientSession, "received", fail)
+        with pytest.raises(BackendError, match="foreseen"):
+            backend.exists([make_key(1)])
+        monkeypatch.undo()
+        assert backend.exists([make_key(1)]) == [False]
+    server.end()
+
+
+# Memory that nobody hands over: the agent of the server does nothing, as behind a filter.
+
+
+@pytest.fixture
+def idle_agent(monkeypatch: pytest.MonkeyPatch) -> nixl_memory._Agent:
+    """It can only be reached over TCP, and never answers."""
+    monkeypatch.setattr(nixl_memory, "_LOCAL", {"engine_config": "NET_DEVICES=lo,TLS=tcp"})
+    return nixl_memory._Agent(has_thread=False, is_local=True)
+
+
+@pytest.fixture
+def silent(idle_agent: nixl_memory._Agent) -> Iterator[Objects]:
+    """A server whose memory can only be read by that agent."""
+    memory = mmap(-1, 1 << 20)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    idle_agent.register(base, len(memory))
+    server = Objects(ReadingTests.context.manifest, "nixl", idle_agent.metadata, lambda payload: base)
+    server.objects[make_key(1)] = bytes(8192)
+    server.start()
+    yield server
+    server.end()
+
+
+def get(backend: PeerBackend) -> int | None:
+    out = memoryview(mmap(-1, ReadingTests.context.chunk_size))
+    return backend.get_object(make_key(1), memoryview(bytearray(4096)), out)
+
+
+@needs_nixl
+def test_memory_that_stays_silent_is_left(silent: Objects, caplog: pytest.LogCaptureFixture) -> None:
+    address = f"127.0.0.1:{silent.port}"
+    with closing(PeerBackend(ReadingTests.context, address, timeout=1.0, transport="auto")) as backend:
+        backend.open()
+        with pytest.raises(BackendError, match="did not send in time"):
+            get(backend)
+        assert get(backend) == 8192
+        backend.dial(address)
+        assert get(backend) == 8192
+        assert backend.counters["peer_zmq"] == 2
+    [warning] = caplog.records
+    assert "is read without nixl: it did not send in time" in warning.getMessage()
+
+
+@needs_nixl
+def test_what_may_still_be_written_to_is_not_answered(
+    silent: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine keeps the slot for as long; other chunks come meanwhile."""
+    monkeypatch.setattr(nixl_memory._Agent, "release", lambda agent, handle: False)
+    address = f"127.0.0.1:{silent.port}"
+    with closing(PeerBackend(ReadingTests.context, address, timeout=1.0, transport="auto")) as backend:
+        backend.open()
+        waiting = threading.Thread(target=get, args=(backend,), daemon=True)
+        waiting.start()
+        wait_for(lambda: "nixl" in backend._opened.given_up)
+        assert get(backend) == 8192
+        assert waiting.is_alive()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+
+
+@needs_nixl
+def test_a_failed_read_that_is_not_let_go_of_is_not_answered(
+    silent: Objects, idle_agent: nixl_memory._Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def keep(agent: nixl_memory._Agent, handle: int) -> bool:
+        failed.set()
+        return False
+
+    monkeypatch.setattr(nixl_memory._Agent, "release", keep)
+    address = f"127.0.0.1:{silent.port}"
+    with closing(PeerBackend(ReadingTests.context, address, timeout=60.0, transport="nixl")) as backend:
+        backend.open()
+        waiting = threading.Thread(target=get, args=(backend,), daemon=True)
+        waiting.start()
+        wait_for(lambda: bool(backend._opened._reads))
+        idle_agent.close()
+        assert failed.wait(10)
+        assert waiting.is_alive()
+    waiting.join(0.1)
+    assert waiting.is_alive()

@@ -10,14 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from mmap import mmap
+from pathlib import Path
 
 import pytest
 
 import kvstore
 from kvstore import BackendError, ConfigError
+from kvstore.address import Address
 from kvstore.backends import create
 from kvstore.config import TierConfig
 from kvstore.peer import choice, nixl_memory
+from kvstore.peer.credentials import ClientCredentials, ServerCredentials
 from support.peers import CHUNK, evict, gate_of, needs_nixl, no_leases, peer_of, reader, server
 from support.processes import has_ended, wait_for
 
@@ -153,6 +156,77 @@ def test_memory_is_not_offered_unasked_to_strangers() -> None:
         assert read(owner, secret) == {"nixl": 1}
 
 
+def listening(pid: int) -> set[str]:
+    """The addresses at which a process waits for connections, in hexadecimal as the kernel has them."""
+    own = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if os.path.islink(entry.path)}
+    tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own}
+
+
+LOOPBACK = "0100007F"
+
+
+@needs_nixl
+@pytest.mark.parametrize("transport", ["auto", "nixl"])
+def test_for_this_machine_alone_nobody_listens_on_a_network(transport: str) -> None:
+    before = listening(os.getpid())
+    with (
+        server(transport=transport) as owner,
+        reader(peer_of(owner), transport=transport) as store,
+    ):
+        owner.put_many(DATA)
+        assert store.get_many(KEYS) == DATA
+        assert ways(store) == {"nixl": len(DATA)}
+        [pid] = gate_of(owner).pids
+        assert listening(pid) == {LOOPBACK}
+        assert listening(os.getpid()) - before <= {LOOPBACK}
+
+
+@needs_nixl
+@pytest.mark.parametrize("transport", ["auto", "nixl"])
+def test_nobody_listens_before_a_peer_is_named(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(nixl_memory, "_Agent", lambda **options: made.append(options))
+    tier = TierConfig(url="peer://", transport=transport)
+    with closing(create(tier, kvstore.Namespace({}, CHUNK))) as backend:
+        backend.open()
+    assert made == []
+
+
+@pytest.mark.parametrize(
+    ("address", "options", "comes_to"),
+    [
+        ("127.0.0.1:1", {}, "auto"),
+        ("127.evil.com:1", {}, "zmq"),
+        ("10.0.0.1:1", {}, "zmq"),
+        ("10.0.0.1:1", {"token": "a token that both know"}, "auto"),
+        ("", {}, "zmq"),
+    ],
+)
+def test_nobody_reads_memory_unasked_who_proves_nothing(
+    address: str, options: dict[str, str], comes_to: str
+) -> None:
+    where = Address.parse(address) if address else None
+    assert choice.settle("auto", ClientCredentials.of(options, ""), where) == comes_to
+    assert choice.settle("auto", ServerCredentials.of(options, ""), where) == comes_to
+    assert choice.settle("nixl", ClientCredentials.of(options, ""), where) == "nixl"
+
+
+@needs_nixl
+def test_what_the_libraries_print_is_the_callers_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of ours are quiet, unless the caller says otherwise."""
+    monkeypatch.delenv("NIXL_LOG_LEVEL", raising=False)
+    monkeypatch.setenv("UCX_LOG_LEVEL", "error")
+    nixl_memory._load.cache_clear()
+    with server(transport="nixl") as owner, reader(peer_of(owner), transport="nixl") as store:
+        assert store.get(KEYS[0]) is None
+        [pid] = gate_of(owner).pids
+        told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert {b"NIXL_LOG_LEVEL=FATAL", b"UCX_LOG_LEVEL=error"} <= set(told)
+    assert "NIXL_LOG_LEVEL" not in os.environ
+
+
 # Where it is not there.
 
 
@@ -188,6 +262,19 @@ def test_without_the_package_auto_says_so_once(uninstalled: None, caplog: pytest
             pass
     [warning] = caplog.records
     assert "NIXL is not installed" in warning.getMessage()
+
+
+def test_without_the_package_nothing_is_said_where_it_would_not_be_used(
+    uninstalled: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a network, where nobody proves anything."""
+    with (
+        caplog.at_level(logging.WARNING, "kvstore"),
+        server(serve="tcp://0.0.0.0:0", transport="auto"),
+        reader("peer://192.0.2.9:9", "&required=false&timeout=100ms", transport="auto"),
+    ):
+        pass
+    assert not [record for record in caplog.records if "NIXL" in record.getMessage()]
 
 
 @needs_nixl
