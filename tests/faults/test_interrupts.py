@@ -27,6 +27,14 @@ from support.chunks import CHUNK, chunk_key, payload
 KEYS = [chunk_key(number) for number in range(12)]
 EXTRA = chunk_key(100)
 PATIENCE = 10.0
+#: Threads that other tests have left to the process.
+ELSEWHERE: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere_before() -> None:
+    ELSEWHERE.clear()
+    ELSEWHERE.update(threading.enumerate())
 
 
 class Place(NamedTuple):
@@ -139,7 +147,8 @@ def check_close(store: Store) -> None:
     elsewhere(lambda: store.close(1.0))
     assert time.monotonic() - started < 1.0
     assert store.arena.fd == -1
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("kvstore-")]
+    left = set(threading.enumerate()) - ELSEWHERE
+    assert not [thread.name for thread in left if thread.name.startswith("kvstore-")]
 
 
 @contextmanager
