@@ -63,7 +63,7 @@ _WINDOW = 2
 
 
 def open_store(
-    *tiers: str | Mapping[str, Any] | HostConfig | TierConfig,
+    *tiers: str | os.PathLike[str] | Mapping[str, Any] | HostConfig | TierConfig,
     namespace: Mapping[str, Any] | None = None,
     chunk_size: int | str | None = None,
     engine: str | None = None,
@@ -75,7 +75,7 @@ def open_store(
 
     Parameters
     ----------
-    *tiers : str, mapping or configuration
+    *tiers : str, path, mapping or configuration
         The host tier (``ram://?capacity=...``) first, then the secondary tiers in the order in which they
         are asked.
     namespace : mapping, optional

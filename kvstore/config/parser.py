@@ -22,7 +22,7 @@ _Tier = TypeVar("_Tier", HostConfig, TierConfig)
 
 
 def parse(
-    *tiers: str | Mapping[str, Any] | HostConfig | TierConfig,
+    *tiers: str | os.PathLike[str] | Mapping[str, Any] | HostConfig | TierConfig,
     namespace: Mapping[str, Any] | None = None,
     chunk_size: int | str | None = None,
     engine: str | None = None,
@@ -36,9 +36,9 @@ def parse(
 
     Parameters
     ----------
-    *tiers : str, mapping, HostConfig or TierConfig
-        The host tier first. A mapping has the URL under ``"url"``, and beside it options and
-        ``"storage_options"``.
+    *tiers : str, path, mapping, HostConfig or TierConfig
+        The host tier first. A path is a local directory. A mapping has the URL under ``"url"``, and beside it
+        options and ``"storage_options"``.
     namespace : mapping, optional
         Identity fields.
     chunk_size : int or str, optional

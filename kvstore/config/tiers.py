@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -218,7 +220,9 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
         return _format(self)
 
 
-def read_tier(tier: str | Mapping[str, Any] | HostConfig | TierConfig) -> HostConfig | TierConfig:
+def read_tier(
+    tier: str | PathLike[str] | Mapping[str, Any] | HostConfig | TierConfig,
+) -> HostConfig | TierConfig:
     """One tier from any of its forms.
 
     Raises
@@ -228,6 +232,8 @@ def read_tier(tier: str | Mapping[str, Any] | HostConfig | TierConfig) -> HostCo
     """
     if isinstance(tier, HostConfig | TierConfig):
         return tier
+    if isinstance(tier, PathLike):
+        tier = Path(tier).absolute().as_uri()
     fields: dict[str, Any] = {"url": tier} if isinstance(tier, str) else _copy(tier)
     url = fields.pop("url", None)
     if not isinstance(url, str):
@@ -249,7 +255,7 @@ def read_tier(tier: str | Mapping[str, Any] | HostConfig | TierConfig) -> HostCo
 
 def _copy(tier: object) -> dict[str, Any]:
     if not isinstance(tier, Mapping) or not all(isinstance(name, str) for name in tier):
-        raise ConfigError(f"a tier is a URL or a mapping of options, not {type(tier).__name__}")
+        raise ConfigError(f"a tier is a path, a URL or a mapping of options, not {type(tier).__name__}")
     return dict(tier)
 
 

@@ -30,8 +30,8 @@ _Work = tuple[Space, Iterable[bytes] | None]
 
 
 def copy(
-    source: str | Mapping[str, Any] | TierConfig,
-    target: str | Mapping[str, Any] | TierConfig,
+    source: str | os.PathLike[str] | Mapping[str, Any] | TierConfig,
+    target: str | os.PathLike[str] | Mapping[str, Any] | TierConfig,
     *,
     namespace: str | None = None,
     keys: Iterable[bytes] | None = None,
@@ -192,7 +192,7 @@ def _check(
         raise ConfigError(f"workers must be a number of threads, at least 1, not {route.workers!r}")
 
 
-def _tier(tier: str | Mapping[str, Any] | TierConfig) -> TierConfig:
+def _tier(tier: str | os.PathLike[str] | Mapping[str, Any] | TierConfig) -> TierConfig:
     found = read_tier(tier)
     if not isinstance(found, TierConfig):
         raise ConfigError("ram:// is the memory of one store: there is nothing to copy from or to")

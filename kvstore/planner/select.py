@@ -46,6 +46,8 @@ class Selector:
         ConfigError
             There is no such tier, or no tier that lets requests name this peer.
         """
+        if isinstance(names, str):
+            raise ConfigError(f"tiers are given as a list of names: [{names!r}]")
         found = set()
         for name in names:
             tier = self.find(name) or self._place_for(name, now)

@@ -15,6 +15,12 @@ HOST = "ram://?capacity=64GiB"
 SECRET = "hunter2"
 
 
+def test_a_path_is_a_directory_whatever_its_name(tmp_path: Path) -> None:
+    odd = tmp_path / "50% off?"
+    assert parse(HOST, odd).tiers[0].path == str(odd)
+    assert Path(parse(HOST, Path("here")).tiers[0].path) == Path.cwd() / "here"
+
+
 def test_defaults() -> None:
     config = parse(HOST, "/mnt/kv")
     assert config.host == HostConfig(name="host", capacity=64 * 2**30, policy="lru", pin="auto")

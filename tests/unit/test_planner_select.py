@@ -59,6 +59,12 @@ def test_a_walk_stays_within_the_tiers_of_its_request() -> None:
     assert desk.batch(Verb.PROBE, tier=1).keys == [A]
 
 
+def test_one_name_is_no_list_of_names() -> None:
+    desk = Desk(tier("a"))
+    with pytest.raises(ConfigError, match=r"\['a'\]"):
+        desk.planner.select("a", desk.now)
+
+
 def test_no_tiers_are_none() -> None:
     desk = Desk(tier("a"))
     desk.found(A)
