@@ -252,7 +252,6 @@ class Planner:
         keys = [key for key, _ in published]
         if keys:
             self._events.emit(report.stored(keys, self._host))
-            self._eraser.stored(keys)
         self._cascader.committed(published, now, targets)
         return keys
 

@@ -4,8 +4,8 @@ A key under deletion in a tier is *entombed* there: neither read nor written. A 
 is withdrawn; one that is under way is waited for, and the delete follows it, even when the one who asked has
 given up by then. The tomb goes when the delete has succeeded; where it fails, the key stays hidden for the
 life of the store. (A victim of eviction that could not be deleted is shown again: nobody asked for its end.)
-Where the tier may not be written, the key is hidden until it is stored again, or until a great many others
-have been deleted after it.
+Where the tier may not be written, the key is only hidden, also when it is stored again: what the tier has may
+be what had to go. It is seen again once a great many others have been deleted after it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class Eraser:
         events: EventQueue,
     ) -> None:
         self._tiers = tiers
-        self._read_only = [tier for tier in tiers if tier.config.write == "off"]
         self._dispatcher = dispatcher
         self._withdraw = withdraw
         self._events = events
@@ -77,13 +76,6 @@ class Eraser:
             else:
                 self.erase_from(tier, keys, erasure, now)
         return erasure
-
-    def stored(self, keys: Sequence[bytes]) -> None:
-        """`keys` are wanted again: tiers that could only hide them may show them."""
-        for tier in self._read_only:
-            if tier.tombs:
-                for key in keys:
-                    tier.tombs.pop(key, None)
 
     def erase_from(self, tier: TierState, keys: Sequence[bytes], erasure: Erasure, now: float) -> None:
         """Delete `keys` from one tier, on behalf of `erasure`."""
