@@ -103,12 +103,11 @@ def test_a_slow_network_costs_time_only(filled: Bucket, proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_a_hang_is_a_miss_at_the_deadline(filled: Bucket, proxy: Proxy, engine: str) -> None:
-    deadline = 3.0  # within which a busy machine can load the client and open the tier
-    with opened(filled, proxy, engine, f"timeout={deadline}s") as store:
+    with opened(filled, proxy, engine, "timeout=1s") as store:
         proxy.hanging.set()
         started = time.monotonic()
         assert store.get(KEYS[0]) is None
-        assert time.monotonic() - started < 2 * deadline
+        assert time.monotonic() - started < 4.0
         store.put(b"k" * 16, b"in memory all the same")
         assert store.get(b"k" * 16) == b"in memory all the same"
 
