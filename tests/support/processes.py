@@ -11,7 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Footprint", "await_workers", "children", "engine_of", "has_ended", "mappers", "state", "wait_for"]
+__all__ = [
+    "Footprint",
+    "await_death",
+    "await_workers",
+    "children",
+    "engine_of",
+    "has_ended",
+    "mappers",
+    "state",
+    "wait_for",
+]
 
 
 class Footprint(NamedTuple):
@@ -50,6 +60,16 @@ def await_workers(store: Any, count: int) -> list[int]:
 
     wait_for(ready)
     return list(engine.pids)
+
+
+def await_death(store: Any, pid: int) -> None:
+    """Wait until the engine has seen that worker `pid` is dead."""
+
+    def seen() -> bool:
+        store.poll()
+        return pid not in store._engine.pids
+
+    wait_for(seen)
 
 
 def engine_of(store: Any) -> Any:
