@@ -119,11 +119,18 @@ class Catalog:
 
     def reserve(self, key: bytes) -> int:
         """Take a FREE slot for `key`, which must be neither READY nor FILLING; the slot is now FILLING."""
-        slot = self._free.pop()
-        self._state[slot] = _FILLING
-        self._key[slot] = key
-        self.filling[key] = slot
-        return slot
+        return self.reserve_many((key,))[0]
+
+    def reserve_many(self, keys: Sequence[bytes]) -> list[int]:
+        """Do that for each of `keys`, which differ; there must be as many FREE slots."""
+        free, state, owners = self._free, self._state, self._key
+        slots = free[len(free) - len(keys) :]
+        del free[len(free) - len(keys) :]
+        for key, slot in zip(keys, slots, strict=True):
+            state[slot] = _FILLING
+            owners[slot] = key
+        self.filling.update(zip(keys, slots, strict=True))
+        return slots
 
     def owns(self, key: bytes, slot: int) -> bool:
         """Whether `slot` is still the one in which `key` is being filled (a delete may have come between)."""

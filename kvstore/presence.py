@@ -125,6 +125,11 @@ class Presence:
             return _PRESENT
         return _ABSENT if key in absent._young or key in absent._old else _UNKNOWN
 
+    def has_all(self, keys: Collection[bytes]) -> bool:
+        """Whether each of `keys` is known to be there."""
+        present = self.present
+        return present._young.issuperset(keys) or all(map(present.__contains__, keys))
+
     def found(self, key: bytes, now: float) -> None:
         """`key` was seen in the tier."""
         self.absent.discard(key)

@@ -24,6 +24,8 @@ _log = logging.getLogger("kvstore")
 
 #: Seconds without a call after which the pump takes over.
 IDLE = 0.02
+#: Largest pause in seconds while callers come and go: each look at the clock takes the interpreter from them.
+_LONGEST_NAP = 4 * IDLE
 #: Seconds that it waits for a completion before it looks for passed deadlines.
 _TICK = 0.1
 
@@ -76,6 +78,7 @@ class IdlePump:
 
     def _run(self) -> None:
         self._calls.get()
+        longer = 0.0
         while not self._stopped:
             self._asleep = True
             store = self._store()
@@ -85,13 +88,17 @@ class IdlePump:
             if pause <= 0 and not store.busy:
                 store = None  # nobody is kept alive by one who waits for work
                 self._calls.get()
+                longer = 0.0
                 continue
             self._asleep = False  # a caller who comes and goes need not wake it each time
             if pause > 0:
                 store = None
-                self._nap(pause)
-            elif not self._serve(store):
-                return
+                self._nap(min(pause + longer, _LONGEST_NAP))
+                longer += pause
+            else:
+                longer = 0.0
+                if not self._serve(store):
+                    return
 
     def _nap(self, seconds: float) -> None:
         """Sleep, but not through :meth:`stop`."""

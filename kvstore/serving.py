@@ -47,6 +47,8 @@ _T = TypeVar("_T")
 
 #: Seconds that a store gets that was interrupted, or that nobody has closed before the interpreter ends.
 _LAST_MOMENTS = 5.0
+#: Seconds for which those who only look for completions, and find none, need not look for what else is due.
+_QUIET = 0.005
 #: Why an interrupted store is closed.
 _CUT_SHORT = "the store was interrupted in the middle of a change; open it again"
 
@@ -89,6 +91,7 @@ class Serving:
         self.chunk_size = chunk_size
         self.clock = clock
         self.last_call = clock()
+        self._quiet_until = 0.0  # there is nothing to start before, unless something comes
         self._catalog = catalog
         self._planner = planner
         self._engine = engine
@@ -209,7 +212,10 @@ class Serving:
         now = self.clock()
         self._collect(now)
         answer = act(now)
+        if act is _nothing and now < self._quiet_until:
+            return answer
         self._dispatch(may_evict=may_evict)
+        self._quiet_until = min(now + _QUIET, self._planner.next_deadline) if may_evict else 0.0
         return answer
 
     def _collect(self, now: float) -> None:
@@ -221,7 +227,7 @@ class Serving:
             self._planner.apply(completion, now)
         freed = self._peers.serve() if self._peers is not None else False
         if completions or freed:
-            self._waiters.tell()
+            self._changed()
 
     def _dispatch(self, *, may_evict: bool) -> None:
         """Start what is due."""
@@ -243,6 +249,11 @@ class Serving:
 
     def _take_back(self) -> None:
         self._holds.take_back()
+        self._changed()
+
+    def _changed(self) -> None:
+        """Something has come or become free: there may be something to start, and somebody who waits."""
+        self._quiet_until = 0.0
         self._waiters.tell()
 
     # For the store and its leases.
@@ -276,6 +287,7 @@ class Serving:
         """Start no more of `fetch`, and take no leases for what comes late; within a turn."""
         self._planner.cancel(fetch)
         fetch.hold = False
+        self._quiet_until = 0.0
 
     def _slot(self, slot: int) -> memoryview:
         return self.arena.view(slot)[: self.chunk_size]

@@ -276,9 +276,8 @@ class ProcessesEngine(Engine):
         owed = worker.batches.get(completion.id)
         if owed is None:
             return
-        answered = owed[1]
-        for index in range(completion.first, completion.first + len(completion.results)):
-            answered[index] = 1
+        answered, first, n = owed[1], completion.first, len(completion.results)
+        answered[first : first + n] = b"\1" * n
         if 0 not in answered:
             del worker.batches[completion.id]
 

@@ -65,7 +65,7 @@ class _Flight:
         first, results = completion.first, completion.results
         last = first + len(results)
         answers = list(zip(self.items[first:last], results, strict=True))
-        if any(self.answered[first:last]):
+        if self.answered.find(1, first, last) >= 0:
             answers = [answer for index, answer in enumerate(answers, first) if not self.answered[index]]
         self.answered[first:last] = b"\1" * len(results)
         self.left -= len(answers)

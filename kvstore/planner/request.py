@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 from .tier import TierState
 
@@ -41,7 +42,7 @@ class Fetch:
     ) -> None:
         self.tiers: Sequence[TierState] | None = None
         self.todo: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
-        self._place = {key: place for place, key in enumerate(self.todo)}
+        self._order = list(self.todo)
         self.coming: set[bytes] = set()
         self.promoted: list[bytes] = []
         self.missing: list[bytes] = []
@@ -67,8 +68,13 @@ class Fetch:
         self.todo[key] = None
         self._sorted = False
 
+    @cached_property
+    def _places(self) -> dict[bytes, int]:
+        """Key -> place in the request; few requests need it."""
+        return {key: place for place, key in enumerate(self._order)}
+
     def sort(self) -> None:
         """Bring ``todo`` into the order of the request."""
         if not self._sorted:
-            self.todo = OrderedDict.fromkeys(sorted(self.todo, key=self._place.__getitem__))
+            self.todo = OrderedDict.fromkeys(sorted(self.todo, key=self._places.__getitem__))
             self._sorted = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from .base import EvictionPolicy
@@ -43,6 +43,22 @@ class LRUPolicy(EvictionPolicy):
     def remove(self, key: bytes) -> None:
         """Forget `key`."""
         self._keys.pop(key, None)
+
+    def access_many(self, keys: Iterable[bytes]) -> None:
+        """Make the resident ones of `keys` the most recent, in order."""
+        own = self._keys
+        for key in keys:
+            if key in own:
+                own.move_to_end(key)
+
+    def add_many(self, keys: Iterable[bytes]) -> None:
+        """Make `keys` resident and the most recent, in order."""
+        own = self._keys
+        for key in keys:
+            if key in own:
+                own.move_to_end(key)
+            else:
+                own[key] = None
 
     def victims(
         self,
