@@ -31,13 +31,15 @@ _TICK = 0.1
 
 
 class Pumped(Protocol):
-    """What the pump serves.
+    """What the pump serves."""
 
-    `busy` says whether workers have anything to do, `last_call` when somebody called (by `clock`).
-    """
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What time goes by."""
 
-    clock: Callable[[], float]
-    last_call: float
+    @property
+    def last_call(self) -> float:
+        """When somebody called, by that clock."""
 
     @property
     def busy(self) -> bool:
