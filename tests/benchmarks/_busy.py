@@ -12,7 +12,7 @@ from itertools import cycle
 import kvstore
 
 CHUNK = 2 << 20
-BATCH = 16
+BATCH = 16  # chunks in a request, unless it says otherwise
 SECONDS = 0.7
 STEP_SECONDS = 0.0015
 
@@ -68,9 +68,9 @@ class Pace:
         return False
 
 
-def store_tick(store: kvstore.Store, keys: list[bytes], rate: float | None) -> Tick:
-    """Promotes batch after batch of chunks that the host has long evicted."""
-    batches = cycle([keys[i : i + BATCH] for i in range(0, len(keys), BATCH)])
+def store_tick(store: kvstore.Store, keys: list[bytes], rate: float | None, batch: int = BATCH) -> Tick:
+    """Promotes request after request of `batch` chunks, which the host has long evicted."""
+    requests = cycle([keys[i : i + batch] for i in range(0, len(keys), batch)])
     pace = Pace(rate)
     job: kvstore.Job[kvstore.Prefetched] | None = None
 
@@ -80,8 +80,8 @@ def store_tick(store: kvstore.Store, keys: list[bytes], rate: float | None) -> T
         if job is not None and job.done():
             moved = len(job.result().promoted) * CHUNK
             job = None
-        if job is None and pace.admits(BATCH * CHUNK):
-            job = store.prefetch(next(batches))
+        if job is None and pace.admits(batch * CHUNK):
+            job = store.prefetch(next(requests))
         return moved
 
     return tick

@@ -3,7 +3,8 @@
 A loop of dict look-ups stands for an engine's scheduler: steps of one to two milliseconds that hold the
 interpreter. It runs alone, over the process engine at full rate on half of the cores, and, at the same rate
 of I/O, over the threads engine and over the C extension that vLLM's own file tier uses, in interleaved
-rounds.
+rounds. What it feels is the planning of requests, so that their size counts: 64 chunks of 2 MiB are a prefix
+of 1,024 tokens of a model with 128 KiB for each, 16 one of 256 tokens.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _busy import BATCH, CHUNK, Loop, Pace, Tick, pinned_to, store_tick
+from _busy import CHUNK, Loop, Pace, Tick, pinned_to, store_tick
 
 import kvstore
 
-CHUNKS = 128
+CHUNKS = 256
 ROUNDS = 9
 
 
-def extension_tick(load: Any, paths: list[str], pool: ThreadPoolExecutor, rate: float) -> Tick:
+def extension_tick(load: Any, paths: list[str], pool: ThreadPoolExecutor, rate: float, batch: int) -> Tick:
     """The same bytes through vLLM's extension, which reads a batch of files without the interpreter lock."""
-    region = memoryview(mmap(-1, 2 * BATCH * CHUNK))
-    views = [region[i * CHUNK : (i + 1) * CHUNK] for i in range(2 * BATCH)]
-    batches = cycle([paths[i : i + BATCH] for i in range(0, len(paths), BATCH)])
+    region = memoryview(mmap(-1, 2 * batch * CHUNK))
+    views = [region[i * CHUNK : (i + 1) * CHUNK] for i in range(2 * batch)]
+    requests = cycle([paths[i : i + batch] for i in range(0, len(paths), batch)])
     pace = Pace(rate)
     running: list[Future[None]] = []
 
@@ -41,12 +42,12 @@ def extension_tick(load: Any, paths: list[str], pool: ThreadPoolExecutor, rate: 
         for future in done:
             future.result()
             running.remove(future)
-        if not running and pace.admits(BATCH * CHUNK):
-            batch = next(batches)
-            half = BATCH // 2
-            running.append(pool.submit(load, batch[:half], views[:half], False))
-            running.append(pool.submit(load, batch[half:], views[half:BATCH], False))
-        return len(done) * BATCH // 2 * CHUNK
+        if not running and pace.admits(batch * CHUNK):
+            request = next(requests)
+            half = batch // 2
+            running.append(pool.submit(load, request[:half], views[:half], False))
+            running.append(pool.submit(load, request[half:], views[half:batch], False))
+        return len(done) * batch // 2 * CHUNK
 
     return tick
 
@@ -68,7 +69,7 @@ def find_extension() -> Any | None:
 
 def fill(root: Path, keys: list[bytes]) -> None:
     """Write the chunks, and leave them in the page cache."""
-    with kvstore.open(f"ram://?capacity={16 * CHUNK}", f"file://{root}", chunk_size=CHUNK) as store:
+    with kvstore.open(f"ram://?capacity={32 * CHUNK}", f"file://{root}", chunk_size=CHUNK) as store:
         for key in keys:
             store.put(key, key * (CHUNK // len(key)))
 
@@ -76,7 +77,16 @@ def fill(root: Path, keys: list[bytes]) -> None:
 @pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs: one for the loop, one for the I/O"
 )
-def test_busy_loop_does_not_feel_the_process_engine(benchmark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "batch",
+    [
+        64,
+        pytest.param(
+            16, marks=pytest.mark.xfail(reason="planning so little at a time costs 3 to 4 %", strict=False)
+        ),
+    ],
+)
+def test_busy_loop_does_not_feel_the_process_engine(benchmark: Any, tmp_path: Path, batch: int) -> None:
     keys = [os.urandom(16) for _ in range(CHUNKS)]
     fill(tmp_path, keys)
     cpus = sorted(os.sched_getaffinity(0))
@@ -84,7 +94,7 @@ def test_busy_loop_does_not_feel_the_process_engine(benchmark: Any, tmp_path: Pa
     with ExitStack() as stack:
 
         def opened(engine: str, **options: Any) -> kvstore.Store:
-            host = f"ram://?capacity={2 * BATCH * CHUNK}"
+            host = f"ram://?capacity={2 * batch * CHUNK}"
             tier = f"file://{tmp_path}?workers={max(1, len(cpus) // 2)}"
             config = kvstore.StoreConfig.from_dict(
                 {"tiers": [host, tier], "chunk_size": CHUNK, "engine": engine, **options}
@@ -97,15 +107,15 @@ def test_busy_loop_does_not_feel_the_process_engine(benchmark: Any, tmp_path: Pa
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(cpus) // 2)))
         pool.submit(int).result()  # its threads start before the loop is pinned
         stack.enter_context(pinned_to(cpus[0]))
-        _, _, rate = loop.run(store_tick(processes, keys, None))
+        _, _, rate = loop.run(store_tick(processes, keys, None, batch))
         sides: dict[str, Tick | None] = {
             "alone": None,
-            "processes": store_tick(processes, keys, None),
-            "threads": store_tick(threads, keys, rate),
+            "processes": store_tick(processes, keys, None, batch),
+            "threads": store_tick(threads, keys, rate, batch),
         }
         if load is not None:
             paths = [str(path) for path in tmp_path.rglob("*.kv")]
-            sides["extension"] = extension_tick(load, paths, pool, rate)
+            sides["extension"] = extension_tick(load, paths, pool, rate, batch)
         rounds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
         for _ in range(ROUNDS):
             for name, tick in sides.items():
