@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,11 @@ from kvstore.backends import create
 from kvstore.backends.layout import object_name
 from kvstore.config import TierConfig
 from kvstore.errors import ConfigError
-from kvstore.namespace import Namespace
 from kvstore.repair import Action, Cursor, Deed, Pace, repair
 from kvstore.scan import Status, Summary, scan, spaces
 from kvstore.testing.backend import make_key
-
-CHUNK = 8192
-NAMESPACE = Namespace({"model": "repair"}, chunk_size=CHUNK)
-OTHER = Namespace({"model": "other"}, chunk_size=CHUNK)
+from support.spaces import CHUNK, NAMESPACE, OTHER, file_of
+from support.spaces import fill as fill_tier
 
 
 @pytest.fixture(params=["file://{}", "dir::file://{}"])
@@ -41,18 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fill(tier: TierConfig) -> Callable[..., None]:
-    def fill(*numbers: int, namespace: Namespace = NAMESPACE) -> None:
-        backend = create(tier, namespace)
-        backend.open()
-        for number in numbers:
-            assert backend.write(make_key(number), memoryview(bytes([number]) * CHUNK))
-        backend.close()
-
-    return fill
-
-
-def file_of(folder: Path, number: int) -> Path:
-    return folder / object_name(make_key(number))
+    return partial(fill_tier, tier)
 
 
 def damage(path: Path) -> None:

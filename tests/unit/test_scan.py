@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,11 @@ import pytest
 from kvstore.backends import create
 from kvstore.backends.layout import Kind, aside_name, classify, object_name, temp_name
 from kvstore.config import TierConfig
-from kvstore.namespace import Namespace
 from kvstore.scan import Finding, Status, Summary, scan, spaces
 from kvstore.testing.backend import make_key
+from support.spaces import CHUNK, NAMESPACE, OTHER, file_of
+from support.spaces import fill as fill_tier
 
-CHUNK = 8192
-NAMESPACE = Namespace({"model": "scan"}, chunk_size=CHUNK)
-OTHER = Namespace({"model": "other"}, chunk_size=CHUNK)
 SCHEMES = ["file://{}", "dir::file://{}", "simplecache::file://{}"]
 
 
@@ -35,18 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fill(tier: TierConfig) -> Callable[..., None]:
-    def fill(*numbers: int, namespace: Namespace = NAMESPACE) -> None:
-        backend = create(tier, namespace)
-        backend.open()
-        for number in numbers:
-            backend.write(make_key(number), memoryview(bytes([number]) * CHUNK))
-        backend.close()
-
-    return fill
-
-
-def file_of(folder: Path, number: int) -> Path:
-    return folder / object_name(make_key(number))
+    return partial(fill_tier, tier)
 
 
 def scan_all(tier: TierConfig, **options: object) -> dict[str, Finding]:
