@@ -27,6 +27,7 @@ __all__ = [
     "build",
     "digest_of",
     "is_whole",
+    "object_size",
     "parse",
     "verify",
 ]
@@ -50,6 +51,11 @@ _COVERED = HEADER_SIZE - _DIGEST_SIZE
 
 #: Computes the checksum of a payload that comes piece by piece.
 RunningDigest = xxh3_128
+
+
+def object_size(length: int) -> int:
+    """Bytes that a chunk of `length` payload bytes takes on storage: header, payload, padding."""
+    return HEADER_SIZE + -(-length // ALIGNMENT) * ALIGNMENT
 
 
 class ForeignChunkError(CorruptChunkError):

@@ -6,16 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Iterable
 
-from .frame import HEADER_SIZE
-
-__all__ = ["Ledger", "object_size"]
-
-_PAGE = 4096
-
-
-def object_size(length: int) -> int:
-    """Bytes that a chunk of `length` payload bytes takes on storage: header, payload, padding to a page."""
-    return HEADER_SIZE + -(-length // _PAGE) * _PAGE
+__all__ = ["Ledger"]
 
 
 class Ledger:

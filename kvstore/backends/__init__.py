@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from ..remedies import install
 from .base import Backend, BackendContext, Capabilities, StoredObject
 from .retry import retryable
 
@@ -53,6 +54,7 @@ def create(tier: TierConfig, namespace: Namespace) -> Backend:
             tier.path,
             tier.storage_options,
             timeout=tier.timeout,
+            concurrency=tier.concurrency,
             transport=tier.transport,
         )
     return create_files(tier, namespace)
@@ -107,7 +109,7 @@ def connect(tier: TierConfig, context: BackendContext, directory: str) -> FileBa
             timeout=tier.timeout,
             retries=tier.retries,
             concurrency=tier.concurrency,
-            stamp=tier.write != "off" and (tier.capacity is not None or tier.ttl is not None),
+            stamp=tier.write != "off" and (tier.capacity, tier.ttl, tier.total) != (None, None, None),
         )
     from .generic import GenericBackend
 
@@ -155,4 +157,5 @@ def _check_scheme(tier: TierConfig) -> None:
             if protocol or path.isalpha():  # a filter such as simplecache, and no path
                 get_filesystem_class(protocol or path)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"tier {tier.name or tier.url!r}: {error}") from error
+        remedy = f": {install('s3')}" if protocol in _S3 else ""
+        raise ConfigError(f"tier {tier.name or tier.url!r}: {error}{remedy}") from error

@@ -50,11 +50,14 @@ class VersionedObjects:
         Connected when it is first needed, unless it is already.
     directory : str
         Name of the namespace below the client's prefix.
+    borrows : bool
+        The client is somebody else's, who closes it.
     """
 
-    def __init__(self, client: Client, directory: str) -> None:
+    def __init__(self, client: Client, directory: str, *, borrows: bool = False) -> None:
         self._client = client
         self._directory = directory
+        self._borrows = borrows
         self._tried = False
 
     def read(self, name: str) -> Version | None:
@@ -145,7 +148,8 @@ class VersionedObjects:
 
     def close(self) -> None:
         """Close the connections of the client; they are made again when they are needed."""
-        self._client.close()
+        if not self._borrows:
+            self._client.close()
 
     def _connect(self) -> Client:
         if not self._client.is_open:

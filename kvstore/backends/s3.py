@@ -22,6 +22,7 @@ An object appears whole or not at all, so that there are no temporary names. Wha
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -91,6 +92,7 @@ class S3Backend(FileBackend):
         super().__init__(context)
         self._stamp = stamp
         self._directory = directory
+        self._borrows = False
         self._concurrency = concurrency
         self._conditional = True
         self._client = Client(
@@ -123,16 +125,33 @@ class S3Backend(FileBackend):
 
     def versioned(self) -> VersionedObjects:
         """Small objects of the namespace that several change together, by way of this backend's client."""
-        return VersionedObjects(self._client, self._directory)
+        return VersionedObjects(self._client, self._directory, borrows=self._borrows)
+
+    def versioned_in_root(self) -> VersionedObjects:
+        """The same in the root of the tier; closing them closes nothing."""
+        return VersionedObjects(self._client, "", borrows=True)
+
+    def beside(self, directory: str) -> S3Backend:
+        """Another namespace of the same root, by way of this backend's client; closing it closes nothing."""
+        if not self._client.is_open:
+            self._client.connect()
+        other = copy.copy(self)
+        other._directory, other._borrows = directory, True
+        other._find_root()
+        return other
 
     def attach(self) -> None:
         """Build the client."""
         self._client.connect()
+        self._find_root()
+
+    def _find_root(self) -> None:
         self._root = "/".join(part for part in (self._client.prefix, self._directory) if part)
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        if not self._borrows:
+            self._client.close()
 
     # Reading.
 

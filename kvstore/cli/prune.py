@@ -22,10 +22,14 @@ __all__ = ["run"]
 _ORPHANED_AFTER = 30 * 86400.0
 
 _To = Annotated[
-    str | None, typer.Option("--to", metavar="SIZE", help="Until no more than this is left, such as 1TiB.")
+    str | None,
+    typer.Option("--to", metavar="SIZE", help="Until no more than this is left: 1TiB, 500MB, or bytes."),
 ]
 _OlderThan = Annotated[
-    str | None, typer.Option("--older-than", metavar="AGE", help="What nobody has used for so long: 7d, 12h.")
+    str | None,
+    typer.Option(
+        "--older-than", metavar="AGE", help="What nobody has used for so long: 7d, 12h, or seconds."
+    ),
 ]
 _Orphaned = Annotated[
     bool,

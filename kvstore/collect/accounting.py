@@ -12,7 +12,7 @@ import msgspec
 
 from .report import Report
 
-__all__ = ["Accounts", "Lease", "Member", "Turnover"]
+__all__ = ["Accounts", "Lease", "Member", "Share", "Turnover"]
 
 #: Seconds for which the entry of a dead instance is kept: its worker may be replaced, and report again; on
 #: object storage one that has slept for a night does, too.
@@ -33,10 +33,11 @@ class Member(Turnover):
 
     `claimed` bytes are granted and not reported as created; `unsure` deletions may have deleted anything;
     `gone` is the time at which it was found dead, 0 while it lives; `seen` that of its last report, on object
-    storage only.
+    storage only; `capacity` is what it keeps to, 0 for none.
     """
 
     claimed: int = 0
+    capacity: int = 0
     unsure: int = 0
     gone: float = 0.0
     seen: float = 0.0
@@ -53,6 +54,14 @@ class Lease(msgspec.Struct, frozen=True):
     beat: int = 0
     seconds: float = 0.0
     change: str = ""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What a namespace may take of the total of its root: `size` bytes. `stamp` is another one after each
+    change; see :mod:`kvstore.collect.shares`."""
+
+    size: int = 0
+    stamp: str = ""
 
 
 class Accounts(msgspec.Struct):
@@ -78,6 +87,10 @@ class Accounts(msgspec.Struct):
         survey that was under way then may have missed some.
     lease : Lease
         Who collects, on object storage; in directories a lock says so.
+    share : Share
+        Of the namespace.
+    shares : dict
+        In the books of a root, and only there: directory of a namespace -> its share.
     members : dict
         Name of an instance in hex -> its entry.
     """
@@ -91,12 +104,29 @@ class Accounts(msgspec.Struct):
     turnover: Turnover = msgspec.field(default_factory=Turnover)
     strangers: int = 0
     lease: Lease = Lease()
+    share: Share = Share()
+    shares: dict[str, Share] = {}
     members: dict[str, Member] = {}
 
     @property
     def claimed(self) -> int:
         """Bytes granted to all instances."""
         return sum(member.claimed for member in self.members.values())
+
+    @property
+    def taken(self) -> int:
+        """Bytes on storage, or granted."""
+        return self.size + self.claimed
+
+    @property
+    def shared_out(self) -> int:
+        """Bytes of all shares, in the books of a root."""
+        return sum(share.size for share in self.shares.values())
+
+    @property
+    def capacities(self) -> set[int]:
+        """What living instances keep to."""
+        return {member.capacity for member in self.members.values() if member.capacity and not member.gone}
 
     @property
     def average(self) -> int:
@@ -154,8 +184,8 @@ class Accounts(msgspec.Struct):
         if now - member.gone > _KEEP:
             del self.members[name]
 
-    def reconcile(self, chunks: int, size: int, since: Turnover) -> None:
-        """A survey has seen so much, while the turnover went on from `since`.
+    def reconcile(self, chunks: int, size: int, since: Turnover, strangers: int) -> None:
+        """A survey has seen so much, while the turnover went on from `since`, and strangers from so many.
 
         What came or went meanwhile may have been seen or not, which gives bounds; books within them stay.
         """
@@ -167,7 +197,7 @@ class Accounts(msgspec.Struct):
         writing = sum(1 for member in self.members.values() if member.claimed)
         slack = deleted + (self.claimed // max(1, self.average) if writing else 0)
         self.chunks = min(max(self.chunks, chunks - slack, 0), chunks + created)
-        self.counted, self.doubtful = True, False
+        self.counted, self.doubtful = strangers == self.strangers, False
 
     def _change(self, name: str, by: int) -> None:
         setattr(self, name, max(0, getattr(self, name) + by))

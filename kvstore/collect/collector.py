@@ -12,19 +12,23 @@ A turn:
    as a turn may last. An object that was used since the survey stays.
 3. Enter what was deleted, and grant what fits. Nothing is granted that does not fit, whoever collects: a
    collector that is stuck costs stores, never space.
+4. Where the root has a total, and the namespace's share of it is used up: ask for a larger one, and make room
+   in the root if there is none and nobody else is at it (:mod:`kvstore.collect.total`).
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..backends import BackendContext, connect
 from ..backends.files import FileBackend
-from .accounting import Accounts, Turnover
-from .limits import SHARED, Limits, is_shared
+from ..units import format_size
+from .accounting import Accounts, Share, Turnover
+from .limits import Limits, is_shared
+from .places import Root, books_beside, books_of
 from .report import Answer, Report, Row
 from .survey import MOST_VICTIMS, Survey
 
@@ -33,35 +37,14 @@ if TYPE_CHECKING:
     from ..config import TierConfig
     from ..namespace import Namespace
     from .books import Books
+    from .total import Total
 
-__all__ = ["Collector", "books_of", "collector_of"]
+__all__ = ["Collector", "collector_of"]
 
-#: Share of a tier's timeout for which a turn may work, or wait for the accounts.
-_PART = 0.25
+_log = logging.getLogger("kvstore")
+
 #: Seconds from one survey to the next that doubts alone can give rise to.
 _PATIENCE = 30.0
-
-
-def books_of(tier: TierConfig, directory: str) -> Books | None:
-    """The books of the namespace `directory` in `tier`; None on storage where none can be kept."""
-    if tier.scheme == "file":
-        from .directory import DirectoryBooks
-
-        path = f"{tier.path.rstrip('/')}/{directory}"
-        return DirectoryBooks(path, tier.mode, patience=tier.timeout * _PART)
-    if tier.scheme in SHARED:
-        context = BackendContext(bytes(16), b"", 0)  # of no chunk: only its small objects are asked for
-        return _bucket_books(tier, connect(tier, context, directory))
-    return None
-
-
-def _bucket_books(tier: TierConfig, backend: FileBackend) -> Books:
-    """Books that use the client of `backend`."""
-    from ..backends.s3 import S3Backend
-    from .bucket import BucketBooks
-
-    assert isinstance(backend, S3Backend)
-    return BucketBooks(backend.versioned(), timeout=tier.timeout, patience=tier.timeout * _PART)
 
 
 def collector_of(tier: TierConfig, namespace: Namespace, backend: Backend) -> Collector | None:
@@ -69,11 +52,32 @@ def collector_of(tier: TierConfig, namespace: Namespace, backend: Backend) -> Co
     if not is_shared(tier):
         return None
     if tier.scheme != "file" and isinstance(backend, FileBackend):  # not one around another one
-        books: Books | None = _bucket_books(tier, backend)
+        books: Books | None = books_beside(tier, backend)
     else:
         books = books_of(tier, namespace.directory)
     assert books is not None
-    return Collector(backend, books, Limits.of(tier, namespace.chunk_size))
+    limits = Limits.of(tier, namespace.chunk_size)
+    total = _total_of(tier, namespace, backend, limits)
+    return Collector(backend, books, limits, total=total, place=tier.url)
+
+
+def _total_of(tier: TierConfig, namespace: Namespace, backend: Backend, limits: Limits) -> Total | None:
+    if tier.total is None:
+        return None
+    from .total import Total
+
+    of_all = Limits(tier.total, None, None, limits.largest)
+    return Total(Root(tier, backend), namespace.directory, of_all)
+
+
+class _Lack(NamedTuple):
+    """A `share` that is too small: bytes that still wait, and what it has to be for all that waits, and for
+    what is expected."""
+
+    share: Share
+    waiting: int
+    needed: int
+    wanted: int
 
 
 class Collector:
@@ -86,14 +90,31 @@ class Collector:
     books : Books
         Those of the namespace; closed with the collector.
     limits : Limits
+    total : Total, optional
+        Of the root; closed with the collector.
+    place : str
+        How messages call the namespace.
     most : int
         Objects that a survey remembers.
     """
 
-    def __init__(self, backend: Backend, books: Books, limits: Limits, *, most: int = MOST_VICTIMS) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        books: Books,
+        limits: Limits,
+        *,
+        total: Total | None = None,
+        place: str = "",
+        most: int = MOST_VICTIMS,
+    ) -> None:
         self._backend = backend
+        self._place = place
+        self._has_warned = False
         self._books = books
         self._limits = limits
+        self._total = total
+        self._lack: _Lack | None = None
         self._most = most
         self._survey: Survey | None = None
         self._since, self._strangers = Turnover(), 0  # when the survey began
@@ -112,6 +133,22 @@ class Collector:
             Books or objects cannot be read or written; what has been done is in the books.
         """
         until = time.monotonic() + self._books.seconds
+        self._lack = None
+        answer = self._turn(report, until)
+        if self._total is None:
+            return answer
+        if report.leaving:
+            self._total.rest()
+            return answer
+        try:
+            return self._ask_root(self._total, report, answer, until)
+        except OSError:
+            if not answer.granted and not answer.removed:
+                raise
+            return answer
+
+    def _turn(self, report: Report, until: float) -> Answer:
+        """A turn within the namespace."""
         answer = self._books.change(partial(self._begin, report))
         if report.leaving:
             self._books.leave(report.instance.hex())
@@ -128,12 +165,15 @@ class Collector:
 
     def close(self) -> None:
         """Let go of the lead, and of the books."""
+        if self._total is not None:
+            self._total.close()
         self._books.close()
 
     def _begin(self, report: Report, accounts: Accounts) -> Answer | None:
         """Enter the report; an answer when there is nothing to do."""
-        accounts.enter(report)
+        accounts.enter(report).capacity = self._limits.capacity or 0
         self._books.join(accounts, report.instance.hex())
+        self._compare(accounts)
         if report.leaving:
             self._rest(accounts)
             del accounts.members[report.instance.hex()]
@@ -157,6 +197,21 @@ class Collector:
         if not more:
             self._rest(accounts)
         return self._answer(accounts, report, removed, more=more)
+
+    def _compare(self, accounts: Accounts) -> None:
+        """Say once that living instances keep to different capacities."""
+        if self._has_warned or len(accounts.capacities) < 2:
+            return
+        self._books.bury_the_dead(accounts)
+        sizes = [format_size(capacity) for capacity in sorted(accounts.capacities)]
+        if len(sizes) > 1:
+            self._has_warned = True
+            _log.warning(
+                "%s: stores here have different capacities, %s: each makes room for its own; "
+                "give all the same",
+                self._place,
+                ", ".join(sizes),
+            )
 
     # What there is to do.
 
@@ -205,9 +260,7 @@ class Collector:
 
     def _reconcile(self, report: Report, chunks: int, size: int, accounts: Accounts) -> int:
         """Compare the accounts with what a survey has seen; returns what to delete."""
-        accounts.reconcile(chunks, size, self._since)
-        if accounts.strangers != self._strangers:
-            accounts.counted = False
+        accounts.reconcile(chunks, size, self._since, self._strangers)
         return self._excess(accounts, report)
 
     def _advance_survey(self, survey: Survey, until: float) -> bool:
@@ -221,8 +274,9 @@ class Collector:
     # Deletion.
 
     def _delete(self, excess: int, expired: float, until: float, removed: list[Row]) -> None:
-        """Delete the oldest, while there is too much or they have expired."""
-        while self._victims and time.monotonic() < until and self._books.keep_lead():
+        """Delete the oldest, while there is too much or they have expired; a batch in any case, for where
+        books are slow they take all of a turn."""
+        while self._victims and self._books.keep_lead():
             batch = self._next_batch(excess, expired)
             if not batch:
                 return
@@ -230,6 +284,8 @@ class Collector:
             if batch:
                 excess -= sum(size for _, size, _ in batch)
                 self._delete_batch(batch, until, removed)
+            if time.monotonic() >= until:
+                return
 
     def _next_batch(self, excess: int, expired: float) -> list[Row]:
         """Take some of the oldest, no more than have to go."""
@@ -278,8 +334,56 @@ class Collector:
         granted = min(report.wanted, max(room - self._limits.step, min(report.needed, room)))
         if granted < report.least:
             granted = 0
+        if self._total is not None:
+            granted = self._within_share(accounts, report, granted)
         accounts.grant(report, granted)
         return Answer(granted, accounts.size, accounts.chunks, more, removed)
+
+    # The total of the root.
+
+    def _within_share(self, accounts: Accounts, report: Report, wanted: int) -> int:
+        """The part of `wanted` bytes for which the share is large enough; notes what is lacking."""
+        taken, needed = accounts.taken, min(report.needed, wanted)
+        granted = min(wanted, max(0, accounts.share.size - taken))
+        if granted < report.least:
+            granted = 0
+        lack = _Lack(accounts.share, max(0, needed - granted), taken + needed, taken + wanted)
+        self._lack = lack if granted < wanted else None
+        return granted
+
+    def _ask_root(self, total: Total, report: Report, answer: Answer, until: float) -> Answer:
+        """Grant the rest, if the root has room for it; else see to it that it gets some."""
+        answer = self._extend(total, report, answer)
+        if answer.more:  # the namespace comes first
+            total.rest()
+            return answer
+        if not report.work or not total.is_over():
+            return answer._replace(more=total.busy)
+        removed, more = total.make_room(self._lack.waiting if self._lack else 0, until)
+        if self._lack is not None:  # the share may have been lowered
+            answer = self._extend(total, report, self._grant_rest(report, answer))
+        if more and self._lack is None and total.is_tight():
+            total.rest()  # to whoever waits: here nobody does, so it would go on slowly
+            more = False
+        return answer._replace(more=more, removed=[*answer.removed, *removed])
+
+    def _extend(self, total: Total, report: Report, answer: Answer) -> Answer:
+        """Ask for a larger share, and grant what it allows on top of what `answer` does."""
+        lack = self._lack
+        if lack is None or not total.extend(self._books, lack.share, lack.needed, lack.wanted):
+            return answer
+        return self._grant_rest(report, answer)
+
+    def _grant_rest(self, report: Report, answer: Answer) -> Answer:
+        """What fits by now, on top of what `answer` grants."""
+        done = answer.granted
+        rest = report._replace(
+            least=max(0, report.least - done),
+            needed=max(0, report.needed - done),
+            wanted=report.wanted - done,
+        )
+        more = self._books.change(partial(self._answer, report=rest, removed=[], more=answer.more))
+        return more._replace(granted=done + more.granted, removed=answer.removed)
 
     def _rest(self, accounts: Accounts) -> None:
         """There is nothing to do: let others collect."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from ..ledger import object_size
+from ..frame import object_size
 
 if TYPE_CHECKING:
     from ..config import TierConfig
@@ -23,7 +23,7 @@ _STEP = 20
 
 def is_shared(tier: TierConfig) -> bool:
     """Whether the instances that write to `tier` keep to its limits together."""
-    limits = (tier.capacity, tier.min_free, tier.ttl)
+    limits = (tier.capacity, tier.min_free, tier.ttl, tier.total)
     return tier.scheme in SHARED and tier.write != "off" and any(limit is not None for limit in limits)
 
 
@@ -80,6 +80,11 @@ class Limits(NamedTuple):
         step = (self.capacity or 0) // _STEP
         return step if step >= self.largest else 0
 
+    @property
+    def high(self) -> int:
+        """The high watermark of the capacity; endless without one."""
+        return Free.endless().bytes if self.capacity is None else self.capacity - self.step
+
     def room(self, size: int, claimed: int, free: Free) -> int:
         """Bytes that may still be granted, when `size` are stored and `claimed` granted."""
         room = self.capacity - size - claimed if self.capacity is not None else free.bytes - claimed
@@ -98,7 +103,7 @@ class Limits(NamedTuple):
         if self.capacity is not None:
             needed = min(needed, self.capacity)
             excess = max(0, size + claimed + needed - self.capacity)
-            if size > self.capacity - self.step:
+            if size > self.high:
                 excess = max(excess, size - self.capacity + 2 * self.step)
         if self.min_free is not None:
             if free.bytes < self.min_free:

@@ -23,7 +23,7 @@ from ..errors import BackendError
 from ..scan import Finding, Space, Status, scan, spaces
 from .accounting import Accounts
 from .books import Books
-from .collector import books_of
+from .places import books_of
 from .survey import Oldest
 
 __all__ = ["MOST_AT_ONCE", "Outcome", "find_books", "prune", "prune_orphaned"]

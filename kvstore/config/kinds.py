@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..address import Address, read_hosts
+from ..remedies import nearest
 from ..units import format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Kind",
     "choice",
     "count",
-    "nearest",
     "switch",
 ]
 
@@ -38,13 +37,6 @@ class Kind(NamedTuple):
     parse: Callable[[Any], Any]
     format: Callable[[Any], str]
     plain: Callable[[Any], Any]
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """The remedy for a wrong `name`: the valid one that is most like it, or all of them."""
-    names = sorted(valid)
-    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(names)}"
 
 
 def count(low: int, high: int) -> Kind:

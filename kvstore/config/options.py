@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
+from ..remedies import nearest
 from .kinds import (
     AUTO,
     CPUS,
@@ -24,7 +25,6 @@ from .kinds import (
     Kind,
     choice,
     count,
-    nearest,
     switch,
 )
 
@@ -241,6 +241,13 @@ OPTIONS: dict[str, Option] = _table(
         example="7d",
         tiers="file s3 s3a",
         help="How long a chunk is kept that nobody uses.",
+    ),
+    Option(
+        name="total",
+        kind=SIZE,
+        example="10TiB",
+        tiers="file s3 s3a",
+        help="Most bytes that all namespaces of the tier take together.",
     ),
     Option(
         name="durability",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import msgspec
 
 from ..errors import ConfigError
-from .kinds import nearest
-from .store import StoreConfig, read_toml
+from ..remedies import nearest
+from .store import StoreConfig, check_settings, read_toml
 from .tiers import HostConfig, TierConfig
 
 __all__ = ["CONFIG_VARIABLE", "parse"]
@@ -31,6 +31,7 @@ def parse(
     affinity: Sequence[int] | None = None,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     config: str | os.PathLike[str] | None = None,
+    **unknown: Never,
 ) -> StoreConfig:
     """Check a configuration in any of its forms and freeze it; nothing is opened or created.
 
@@ -56,6 +57,8 @@ def parse(
     config : path, optional
         A TOML file. With neither tiers nor `config`, the environment variable ``KVSTORE_CONFIG`` names one.
         What is given as an argument replaces what the file says; tiers replace all tiers of the file.
+    **unknown
+        Refused, with the nearest name that is valid.
 
     Returns
     -------
@@ -72,6 +75,7 @@ def parse(
     >>> config.host.capacity, config.tiers[0].url, config.tiers[0].name, config.chunk_size
     (68719476736, 'file:///mnt/nvme/kv', 'file', 1048576)
     """
+    check_settings(unknown, parse.__kwdefaults__ or ())
     if config is None and not tiers:
         config = os.environ.get(CONFIG_VARIABLE) or None
         if config is None:

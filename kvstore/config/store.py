@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import mmap
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import combinations
 from typing import Any, Literal, Self
 
 import msgspec
 import tomli_w
 
 from ..errors import ConfigError
+from ..frame import object_size
 from ..keys import plain_fields
+from ..remedies import nearest
 from ..units import format_size
-from .kinds import nearest
-from .options import SETTINGS
+from .options import OPTIONS, SETTINGS
 from .tiers import HostConfig, TierConfig, read_tier
 from .urls import default_name
 
-__all__ = ["StoreConfig", "read_toml"]
+__all__ = ["StoreConfig", "check_places", "check_settings", "read_toml"]
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +94,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         ConfigError
             It is not valid.
         """
-        valid = {*SETTINGS, "namespace", "tiers"}
-        for name in fields:
-            if name not in valid:
-                raise ConfigError(f"store: unknown setting {name!r}; {nearest(str(name), valid)}")
+        check_settings(fields, {*SETTINGS, "namespace", "tiers"})
         settings = dict(fields)
         tiers = settings.pop("tiers", ())
         if isinstance(tiers, str | Mapping) or not isinstance(tiers, list | tuple):
@@ -127,6 +126,39 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             It is not TOML, or not a valid configuration.
         """
         return cls.from_dict(read_toml(text))
+
+
+def check_places(config: StoreConfig) -> None:
+    """Refuse two tiers at one place; called when all ``storage_options`` are known.
+
+    Raises
+    ------
+    ConfigError
+        There are two; the message names both.
+    """
+    for one, other in combinations(config.tiers, 2):
+        if one.is_at(other):
+            raise ConfigError(
+                f"tiers {one.name!r} and {other.name!r} are the same place, {one.url}; keep one"
+            )
+
+
+def check_settings(names: Iterable[str], valid: Collection[str]) -> None:
+    """Refuse names of settings that are not valid.
+
+    Raises
+    ------
+    ConfigError
+        One is not; the message has the nearest that is, or says that it is an option of tiers.
+    """
+    for name in names:
+        if name in valid:
+            continue
+        if name in OPTIONS:
+            raise ConfigError(
+                f"store: {name!r} is an option of tiers; write it into the URL of one: ?{name}=..."
+            )
+        raise ConfigError(f"store: unknown setting {name!r}; {nearest(str(name), valid)}")
 
 
 def read_toml(text: str) -> dict[str, Any]:
@@ -179,16 +211,17 @@ def _check_capacities(config: StoreConfig) -> None:
         raise ConfigError("store: chunk_size must be at least 1 byte (example: chunk_size=2MiB)")
     # In memory a chunk takes whole pages.
     slot = -(-config.chunk_size // mmap.PAGESIZE) * mmap.PAGESIZE
-    _check_capacity(config.host, slot)
+    _check_capacity(config.host.name, "capacity", config.host.capacity, slot)
     for tier in config.tiers:
-        _check_capacity(tier, config.chunk_size)
+        for option, limit in (("capacity", tier.capacity), ("total", tier.total)):
+            _check_capacity(tier.name, option, limit, object_size(config.chunk_size))
 
 
-def _check_capacity(tier: HostConfig | TierConfig, chunk: int) -> None:
-    if tier.capacity is not None and tier.capacity < chunk:
+def _check_capacity(tier: str, option: str, limit: int | None, chunk: int) -> None:
+    if limit is not None and limit < chunk:
         raise ConfigError(
-            f"tier {tier.name!r}: capacity={format_size(tier.capacity)} is below one chunk, which takes "
-            f"{format_size(chunk)}; raise the capacity or lower chunk_size"
+            f"tier {tier!r}: {option}={format_size(limit)} is below one chunk, which takes "
+            f"{format_size(chunk)} there; raise the {option} or lower chunk_size"
         )
 
 

@@ -20,7 +20,7 @@ _HOST_URL = "ram://"
 _ANY_PEER = "peer://"
 _HOST_NAME = "host"
 #: Schemes whose backends have nothing to import or to set up that takes time.
-_OPEN_AT_ONCE = ("file", "memory", "peer")
+_OPEN_AT_ONCE = ("file", "memory")
 #: Seconds that the others get to open, however short their timeout is.
 _LEAST_TO_CONNECT = 5.0
 
@@ -116,9 +116,11 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
     retries, workers, concurrency : int
     required : bool
     min_free : int or None
-        Bytes; of ``file://`` only, as are the next four.
+        Bytes; of ``file://`` only, as are `durability`, `direct` and `mode`.
     ttl : float or None
         Seconds.
+    total : int or None
+        Bytes of all namespaces together.
     durability : {"none", "data", "full"}
     direct : {"auto", "on", "off"}
     mode : int
@@ -152,6 +154,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = OPTIONS["required"].default
     min_free: int | None = OPTIONS["min_free"].default
     ttl: float | None = OPTIONS["ttl"].default
+    total: int | None = OPTIONS["total"].default
     durability: Literal["none", "data", "full"] = OPTIONS["durability"].default
     direct: Literal["auto", "on", "off"] = OPTIONS["direct"].default
     mode: int = OPTIONS["mode"].default
@@ -187,6 +190,11 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.timeout if self.scheme in _OPEN_AT_ONCE else max(self.timeout, _LEAST_TO_CONNECT)
 
     @property
+    def most(self) -> int | None:
+        """Bytes that a namespace may take, by the lower one of `capacity` and `total`; None is no limit."""
+        return min((limit for limit in (self.capacity, self.total) if limit is not None), default=None)
+
+    @property
     def dials(self) -> bool:
         """Whether it stands for peers that requests name, ``peer://`` without an address."""
         return self.url == _ANY_PEER
@@ -195,6 +203,10 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> str:
         """Local path of a ``file://`` tier; of others, what follows the first ``://``."""
         return local_path(self.url) if self.scheme == "file" else self.url.partition("://")[2]
+
+    def is_at(self, other: TierConfig) -> bool:
+        """Whether both are the same place of the same storage."""
+        return not self.dials and (self.url, self.storage_options) == (other.url, other.storage_options)
 
     def to_url(self) -> str:
         """The tier as a URL, without options that have their defaults.

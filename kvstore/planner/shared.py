@@ -14,7 +14,7 @@ from typing import Protocol
 from ..collect.limits import GRANT_SECONDS
 from ..collect.report import Answer, Report, Row
 from ..engine.base import Result, Status
-from ..ledger import object_size
+from ..frame import object_size
 from .tier import Item, Tally, TierState
 
 __all__ = ["Outlet", "SharedGate"]
@@ -55,7 +55,7 @@ class SharedGate:
         self.held: deque[Item] = deque()
         self.rows: list[Row] = []
         self.due = 0.0
-        self._work_due = 0.0  # a collector rests until then, unless writes wait
+        self._work_due = 0.0  # a collector rests until then, unless writes wait or are dropped
         self._outlet = outlet
         self._tally = tally
         self._scale = _REMOTE if tier.remote else 1.0
@@ -80,14 +80,13 @@ class SharedGate:
         if self.tier.remote and now - self._heard > GRANT_SECONDS:
             self._grant = 0  # this process was stopped: the others may count it among the dead
         down = self.tier.writes.breaker.blocked(now) or self.tier.upkeep.breaker.blocked(now)
-        capacity = self.tier.config.capacity
         while self.held:
             size = object_size(self.held[0][2])
             if size <= self._grant:
                 self._grant -= size
                 self._expected += size
                 self._outlet.release(self.held.popleft(), self.tier)
-            elif down or self._shut or (capacity is not None and size > capacity):
+            elif down or self._shut:
                 self._outlet.on_dropped(self.tier, self.held.popleft())
             else:
                 if self._refused_since is None:  # else it is asked again after a pause
@@ -111,7 +110,9 @@ class SharedGate:
         """Ask the collector, if it is time."""
         if self._asking or self._left or now < self.due:
             return
-        self._sent = self._report()._replace(work=now >= self._work_due or self._refused_since is not None)
+        self._sent = self._report()._replace(
+            work=now >= self._work_due or self._shut or self._refused_since is not None
+        )
         self._asking, self._asked_at = True, now
         self.due = now + _USUALLY * self._scale
         self._outlet.ask(self.tier, self._sent)
@@ -175,8 +176,8 @@ class SharedGate:
     def _ahead(self) -> int:
         """Bytes to have in hand while writes go on."""
         objects = _AHEAD * self._tally.largest
-        capacity = self.tier.config.capacity
-        return objects if capacity is None else min(objects, capacity // _SHARE)
+        most = self.tier.config.most
+        return objects if most is None else min(objects, most // _SHARE)
 
     def _take_over(self, answer: Answer, now: float) -> None:
         tally, sent = self._tally, self._sent
@@ -207,7 +208,7 @@ class SharedGate:
         if self._leaving:
             return 0.0
         if self._more:
-            return 0.0 if self.held else max(0.0, self._work_due - now)
+            return 0.0 if self.held or self._shut else max(0.0, self._work_due - now)
         # Where many change the same object, an answer takes long: then all ask less often.
         patience = seconds if self.tier.remote else 0.0
         if self.held:

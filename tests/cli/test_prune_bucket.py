@@ -12,7 +12,7 @@ from support.chunks import chunk_key
 from support.command import Command, Ran
 from support.object_store import Bucket
 
-pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install '.[s3]')")
 
 CHUNK = 4096
 SIZE = 2 * CHUNK

@@ -12,55 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from kvstore.collect.accounting import Accounts
-from support.fleet import CAPACITY, CHUNK, CHUNKS, Fleet, key_of, open_store
+from support.fleet import CAPACITY, CHUNK, CHUNKS, key_of, open_store
+from support.fleets import STEP, TIMEOUT, BucketFleet
 from support.object_store import Bucket
 
-pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install '.[s3]')")
 
 INSTANCES = 8
-STEP = CAPACITY // 20
-#: Of the tier; a lease lasts for four times as long.
-TIMEOUT = 2
-
-
-class BucketFleet(Fleet):
-    """A fleet over a bucket."""
-
-    def __init__(self, bucket: Bucket, folder: Path) -> None:
-        self._bucket = bucket
-        self._client = bucket.client()
-        tier = {
-            "url": bucket.url,
-            "storage_options": bucket.options,
-            "timeout": f"{TIMEOUT}s",
-            "concurrency": 4,
-            "required": False,  # when many start at once it may take longer than that
-        }
-        super().__init__(tier, folder)
-
-    def used(self) -> int:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket.name)
-        rows = (row for page in pages for row in page.get("Contents", []))
-        return sum(row["Size"] for row in rows if row["Key"].endswith(".kv"))
-
-    def leader(self) -> int | None:
-        """Who has the lease, by what the books say."""
-        holder = self.accounts().lease.holder
-        return int(holder.split("-")[-2]) if holder else None
-
-    def accounts(self) -> Accounts:
-        """What the books say."""
-        (state,) = (name for name in self._bucket.names("kv/") if name.endswith("/state.json"))
-        data = self._client.get_object(Bucket=self._bucket.name, Key=state)["Body"].read()
-        return msgspec.json.decode(data, type=Accounts)
-
-    def check(self) -> None:
-        self.look()
-        assert self.fullest <= CAPACITY + STEP
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ instance gets its share of stores.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -14,42 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.collect.directory import LEAD, DirectoryBooks
-from support.fleet import CAPACITY, CHUNK, CHUNKS, Fleet, key_of, open_store
+from support.fleet import CAPACITY, CHUNK, CHUNKS, key_of, open_store
+from support.fleets import STEP, DirectoryFleet
 
 INSTANCES = 8
-
-
-class DirectoryFleet(Fleet):
-    """A fleet over a directory."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "kv"
-        self.root.mkdir()
-        super().__init__({"url": f"file://{self.root}"}, folder)
-
-    @property
-    def space(self) -> Path:
-        return next(self.root.iterdir())
-
-    def used(self) -> int:
-        return sum(path.stat().st_size for path in self.root.rglob("*.kv"))
-
-    def leader(self) -> int | None:
-        """Who has the lock of the collector, by what the kernel says."""
-        try:
-            inode = os.stat(f"{self.space}/accounting/{LEAD}").st_ino
-        except (FileNotFoundError, StopIteration):
-            return None
-        for line in Path("/proc/locks").read_text().splitlines():
-            fields = line.split()
-            if "->" not in fields and fields[1] == "FLOCK" and int(fields[5].split(":")[-1]) == inode:
-                return int(fields[4])
-        return None
-
-    def check(self) -> None:
-        self.look()
-        assert self.fullest <= CAPACITY
 
 
 @pytest.fixture
@@ -73,9 +40,7 @@ def test_collectors_are_killed_at_random(fleet: DirectoryFleet) -> None:
         for number in range(CHUNKS):
             store.put(key_of(-number - 1 & 0xFFFF_FFFF), bytes(CHUNK))
         store.flush(timeout=30)
-    accounts = DirectoryBooks(str(fleet.space)).read()
-    assert accounts is not None
-    assert 0 <= accounts.size - fleet.used() <= CAPACITY // 20, "too high by what was in hand, at most"
+    assert 0 <= fleet.accounts().size - fleet.used() <= STEP, "too high by what was in hand, at most"
 
 
 @pytest.mark.timeout(240)

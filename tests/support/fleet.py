@@ -1,4 +1,4 @@
-"""Processes that share one tier with a capacity, store and load the same chunks, and are killed at random."""
+"""Processes that share one tier with limits, store and load the same chunks, and are killed at random."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ CHUNKS = 200
 CAPACITY = CHUNKS * SIZE
 
 
-def content(number: int) -> bytes:
-    """What is stored under :func:`key_of` of `number`."""
-    return hashlib.shake_128(number.to_bytes(8)).digest(CHUNK)
+def content(number: int, model: str = "fleet") -> bytes:
+    """What is stored under :func:`key_of` of `number` in the namespace of `model`."""
+    return hashlib.shake_128(model.encode() + number.to_bytes(8)).digest(CHUNK)
 
 
 def key_of(number: int) -> bytes:
@@ -37,13 +37,13 @@ def key_of(number: int) -> bytes:
     return hashlib.blake2b(number.to_bytes(8), digest_size=16).digest()
 
 
-def open_store(tier: dict[str, Any]) -> kvstore.Store:
-    """A store over `tier`."""
+def open_store(tier: dict[str, Any], model: str = "fleet") -> kvstore.Store:
+    """A store over `tier`, which has a capacity unless it says otherwise, for the namespace of `model`."""
     return kvstore.open(
         f"ram://?capacity={32 * CHUNK}&pin=off",
         {"capacity": CAPACITY, "workers": 1, **tier},
         chunk_size=CHUNK,
-        namespace={"model": "fleet"},
+        namespace={"model": model},
     )
 
 
@@ -53,7 +53,7 @@ class Fleet(ABC):
     Parameters
     ----------
     tier : dict
-        That they share, but for its capacity.
+        That they share; with a capacity, unless it says otherwise.
     folder : Path
         For what they say.
     """
@@ -73,10 +73,10 @@ class Fleet(ABC):
     def leader(self) -> int | None:
         """Process id of the one who collects."""
 
-    def start(self) -> None:
-        """Start another process."""
+    def start(self, model: str = "fleet") -> None:
+        """Start another process, in the namespace of `model`."""
         said = self._folder / f"said-{len(self._said)}"
-        command = [sys.executable, __file__, json.dumps(self.tier), str(len(self._said))]
+        command = [sys.executable, __file__, json.dumps(self.tier), str(len(self._said)), model]
         with said.open("wb") as out, said.with_suffix(".log").open("wb") as log:
             process = subprocess.Popen(command, stdout=out, stderr=log)
         self._said[process.pid] = said
@@ -124,11 +124,12 @@ class Fleet(ABC):
             assert time.monotonic() < deadline, "nobody is found collecting"
         return caught
 
-    def kill_collectors(self, count: int, timeout: float) -> None:
-        """Kill that many at their work; another process starts for each."""
-        for _ in range(count):
+    def kill_collectors(self, count: int, timeout: float, models: Sequence[str] = ("fleet",)) -> None:
+        """Kill that many at their work; another process starts for each, in the namespaces of `models` by
+        turns."""
+        for number in range(count):
             end(self.catch_collector(timeout))
-            self.start()
+            self.start(models[number % len(models)])
 
     def all_write(self, timeout: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Return when each process that is there now has written something more."""
@@ -161,22 +162,22 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def work(tier: dict[str, Any], seed: int) -> None:
+def work(tier: dict[str, Any], seed: int, model: str) -> None:
     """Store and load chunks until killed; say what was stored, and stop at the first wrong byte."""
     rng = random.Random(seed)
-    with open_store(tier) as store:
+    with open_store(tier, model) as store:
         while True:
             for _ in range(8):
                 number = rng.randrange(10 * CHUNKS)
                 data = store.get(key_of(number))
-                if data is not None and data != content(number):
+                if data is not None and data != content(number, model):
                     print("wrong", flush=True)
                     return
                 if data is None:
-                    store.put(key_of(number), content(number))
+                    store.put(key_of(number), content(number, model))
             print(store.stats().tiers[1].writes, flush=True)
             time.sleep(0.01)  # an engine computes between its steps; else dropped stores would be all it does
 
 
 if __name__ == "__main__":
-    work(json.loads(sys.argv[1]), int(sys.argv[2]))
+    work(json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -229,16 +229,16 @@ def test_a_survey_leaves_right_books_alone() -> None:
     accounts.enter(Report(ONE))
     accounts.enter(Report(ONE, 2, 20, claimed=5))  # during the survey: seen, or not
     for chunks, size in ((10, 100), (11, 110), (12, 120)):
-        accounts.reconcile(chunks, size, since)
+        accounts.reconcile(chunks, size, since, 0)
         assert (accounts.chunks, accounts.size) == (12, 120)
 
 
 def test_a_survey_puts_wrong_books_right() -> None:
     accounts = Accounts(size=500, chunks=50, doubtful=True)
-    accounts.reconcile(10, 100, Turnover())
+    accounts.reconcile(10, 100, Turnover(), 0)
     assert (accounts.size, accounts.chunks, accounts.counted, accounts.doubtful) == (100, 10, True, False)
     accounts.size, accounts.chunks = 0, 0
-    accounts.reconcile(10, 100, Turnover())
+    accounts.reconcile(10, 100, Turnover(), 0)
     assert (accounts.size, accounts.chunks) == (100, 10)
 
 

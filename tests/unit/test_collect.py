@@ -190,6 +190,31 @@ def test_a_collector_that_died_at_work_makes_the_next_one_look(rig: Rig) -> None
     assert (answer.chunks, answer.size, answer.removed) == (50, 50 * SIZE, [])
 
 
+def test_those_who_keep_to_different_capacities_are_told_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, same = (rig.collector(100 * SIZE, place="file:///kv") for _ in range(2))
+    first.turn(Report(ONE))
+    same.turn(Report(TWO))
+    assert not caplog.records
+    same.turn(Report(TWO, leaving=True))
+    other = rig.collector(50 * SIZE, place="file:///kv")
+    for _ in range(2):
+        first.turn(Report(ONE))
+        other.turn(Report(TWO))
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2 and texts[0] == texts[1], "each of them once"
+    assert texts[0].startswith("file:///kv: stores here have different capacities, 400KiB, 800KiB")
+
+
+def test_the_capacity_of_the_dead_is_nobodys(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    dead = rig.collector(50 * SIZE)
+    dead.turn(Report(ONE))
+    dead.close()  # as the kernel does it
+    rig.collector(100 * SIZE).turn(Report(TWO))
+    assert not caplog.records
+
+
 def test_the_forgotten_are_granted_nothing_before_a_survey(rig: Rig) -> None:
     rig.write(*range(150))
     with rig.books.edit() as accounts:
@@ -360,13 +385,15 @@ def test_without_room_stores_are_dropped_and_loads_go_on(tmp_path: Path) -> None
         assert len(list(space.rglob("*.kv"))) <= 10
 
 
-def test_a_chunk_larger_than_the_capacity_is_dropped_at_once(tmp_path: Path) -> None:
-    with open_store(tmp_path, "threads", f"capacity={SIZE - 1}B") as store:
-        store.put(chunk_key(0), bytes(CHUNK))
-        began = time.monotonic()
-        assert store.flush(timeout=20)
-        assert time.monotonic() - began < 1
-        assert store.stats().tiers[1].dropped == 1
+def test_the_least_capacity_holds_one_chunk(tmp_path: Path) -> None:
+    with pytest.raises(kvstore.ConfigError, match="below one chunk, which takes 8KiB there"):
+        open_store(tmp_path, "threads", f"capacity={SIZE - 1}B")
+    with open_store(tmp_path, "threads", f"capacity={SIZE}B") as store:
+        for number in range(2):
+            store.put(chunk_key(number), bytes(CHUNK))
+            assert store.flush(timeout=20)
+        tier = store.stats().tiers[1]
+        assert (tier.writes, tier.evictions, tier.dropped, tier.chunks) == (2, 1, 0, 1)
 
 
 def test_free_space_that_is_not_there_costs_stores_only(tmp_path: Path) -> None:

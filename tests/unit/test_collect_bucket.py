@@ -26,7 +26,7 @@ from support.object_store import Bucket
 from support.tcp_proxy import Proxy
 from support.world import is_idle, wait_for
 
-pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install '.[s3]')")
 
 from kvstore.backends.s3 import S3Backend
 
@@ -72,8 +72,8 @@ class Rig:
 
 def books_in(bucket: Bucket, space: str, timeout: float = 10.0) -> BucketBooks:
     """Books with a client of their own."""
-    client = Client(bucket.url, bucket.options, timeout=10.0, retries=2, concurrency=4)
-    return BucketBooks(VersionedObjects(client, space), timeout=timeout)
+    client = Client(bucket.url, bucket.options, timeout=60.0, retries=2, concurrency=4)
+    return BucketBooks(VersionedObjects(client, space), timeout=timeout, patience=60.0)
 
 
 @pytest.fixture
@@ -84,10 +84,9 @@ def rig(moto_bucket: Bucket) -> Iterator[Rig]:
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets time pass on the watches by which leases run out."""
-    passed = [0.0]
-    real = bucket_module._watch
-    monkeypatch.setattr(bucket_module, "_watch", lambda: real() + passed[0])
+    """Lets time pass on the watches by which leases run out; otherwise it stands still."""
+    passed = [bucket_module._watch()]
+    monkeypatch.setattr(bucket_module, "_watch", lambda: passed[0])
 
     def let_pass(seconds: float) -> None:
         passed[0] += seconds
@@ -135,7 +134,7 @@ def test_a_change_that_changes_nothing_writes_nothing(rig: Rig) -> None:
 def test_a_change_whose_answer_is_lost_is_not_made_twice(bucket: Bucket) -> None:
     with Proxy(bucket.address) as proxy:
         books = books_in(bucket.at(proxy.endpoint), SPACE)
-        books.change(lambda accounts: accounts.reconcile(10, 100, accounts.turnover))
+        books.change(lambda accounts: accounts.reconcile(10, 100, accounts.turnover, 0))
         assert books.take_lead()
 
         def remove(accounts: Accounts) -> int:
@@ -314,7 +313,7 @@ def test_one_collects_at_a_time(rig: Rig) -> None:
     rig.write(*range(100))
     other = rig.books()
     assert other.take_lead()
-    other.change(lambda accounts: accounts.reconcile(100, 100 * SIZE, accounts.turnover))
+    other.change(lambda accounts: accounts.reconcile(100, 100 * SIZE, accounts.turnover, 0))
     collector = rig.collector(100 * SIZE)
     answer = collector.turn(Report(ONE, least=SIZE, needed=SIZE, wanted=SIZE))
     assert (answer.granted, answer.removed, len(rig.left())) == (0, [], 100), "stores, never space"
