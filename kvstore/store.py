@@ -3,17 +3,14 @@
 State machine of a chunk (host slot states in :mod:`kvstore.catalog`):
 
 - ``reserve`` gives FILLING slots for keys that are neither READY nor FILLING, evicting READY ones that
-  nobody leases. ``commit`` makes them READY, and the planner queues one write per write-through tier;
-  ``abort`` frees them.
-- A cascade write leases its slot until the worker has answered. It can fail: that is a counter and a future
-  miss.
+  nobody leases. ``commit`` makes them READY, and writes for each write-through tier due; ``abort`` frees.
+- A cascade write leases its slot until the worker has answered. When it fails, that is a future miss.
 - ``lookup`` answers from catalog and presence, and sends probes for what is unknown. ``prefetch`` promotes:
   probe where unknown, reserve, read, verify, READY; in key order, in waves within the promotion budget; one
   transfer per key however many ask.
 - ``delete`` removes from the host at once, and from the tiers in an order that no late write can undo.
 - A worker past its deadline: the job fails, the slot is QUARANTINED (a promotion) or stays leased (a
-  cascade) until the worker answers or is reaped. Each slot has a generation, for those who act on slots from
-  outside.
+  cascade) until the worker answers or is reaped. Slots have generations, for who acts on them from outside.
 
 Who waits: ``put``, ``put_many`` and ``add`` (for a slot, and for room in the queues of writes), ``get``,
 ``get_many``, ``delete``, ``flush``, ``close`` and ``Job.result``, each up to its ``timeout``.
@@ -198,7 +195,8 @@ class Store(Serving):
             raise BackendError(f"delete: tier {tier!r}, key {key.hex()}: {why}{more}", tier=tier, key=key)
 
     def flush(self, *, timeout: float | None = None) -> bool:
-        """Wait until every cascade queued so far has ended; False when `timeout` seconds were not enough."""
+        """Wait until every cascade queued so far has ended, written or counted in ``errors`` or ``dropped``
+        of its tier; False when `timeout` seconds were not enough."""
         sequence = self._turn(lambda _: self._planner.write_sequence)
         return self.wait_until(lambda: self._planner.settled(sequence), timeout)
 
@@ -297,20 +295,25 @@ class Store(Serving):
         keys = check_keys(keys)
         return self._turn(lambda _: ReadLease(self, *self._planner.hold(keys)))
 
-    def reserve(self, keys: Sequence[bytes], *, wait: float = 0.0) -> WriteLease:
+    def reserve(
+        self, keys: Sequence[bytes], *, wait: float = 0.0, after: Collection[bytes] = ()
+    ) -> WriteLease:
         """Slots to fill in place, for those of `keys` that are not there.
 
         Parameters
         ----------
         wait : float
-            Seconds to wait until all fit. 0 never waits: what fits gets slots, from the front, and what a
-            full queue of writes cannot take is dropped from the cascade.
+            Seconds to wait until all fit. 0 never waits: what fits gets slots, from the front, and what is
+            evicted for it is lost to tiers that have not got it yet.
+        after : collection of bytes
+            What was stored before, and without which `keys` are worth nothing, as the beginning of a prompt.
+            What of it is on its way to tiers and in none yet stays, and meanwhile all of `keys` fit, or none.
         """
         keys = check_keys(keys)
         deadline = self._deadline(wait)
         while True:
             fits = wait > 0 and self.wait_until(lambda: self._planner.fits(keys), deadline - self.clock())
-            lease = self._reserve(keys, lossless=False)
+            lease = self._reserve(keys, lossless=False, after=after)
             if not lease.refused or not fits:
                 return lease
             lease.abort()  # another thread took them
@@ -324,10 +327,7 @@ class Store(Serving):
         self._turn(lambda _: self._planner.renew(check_keys(keys)))
 
     def clear(self) -> None:
-        """Drop from host memory every chunk that nobody leases; the tiers keep theirs.
-
-        What a ``write=on-evict`` tier has not got yet is lost to it.
-        """
+        """Drop from host memory what nobody leases; what tiers have not got of it yet is lost to them."""
         self._turn(lambda _: self._planner.clear())
 
     def set_priority(self, keys: Sequence[bytes], priority: int) -> None:
@@ -360,9 +360,9 @@ class Store(Serving):
         """Events since the last call."""
         return self._turn(lambda _: self._events.take())
 
-    def _reserve(self, keys: Sequence[bytes], *, lossless: bool) -> WriteLease:
+    def _reserve(self, keys: Sequence[bytes], *, lossless: bool, after: Collection[bytes] = ()) -> WriteLease:
         def lease(now: float) -> WriteLease:
-            slots = self._planner.reserve(keys, now, lossless=lossless)
+            slots = self._planner.reserve(keys, now, lossless=lossless, after=after)
             refused = [key for key in self._planner.absent(keys) if key not in slots]
             return WriteLease(self, slots, keys, refused)
 

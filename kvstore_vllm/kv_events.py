@@ -13,6 +13,10 @@ store             vLLM
 The host is the medium CPU, without locality or owner, as vLLM words it for its own host tier. Every other
 tier is STORAGE; its owner is the name of the tier, its locality that of the event unless the configuration
 gives one.
+
+vLLM remembers what it has said of a chunk (tokens, parent) until every place has lost it whose removal is
+*expected*. That of the host's chunks always comes. Tiers may be large, shared, and emptied by others: what
+vLLM remembered for their sake would grow without end.
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ def _translate(
     if place is None:
         return None
     if place == host:
-        return OffloadingEvent(keys, Medium.CPU, removed)
+        return OffloadingEvent(keys, Medium.CPU, removed, removal_expected=not removed)
     locality = Locality(localities.get(place) or event.locality.upper())
     return OffloadingEvent(keys, Medium.STORAGE, removed, locality, ownership=place)
 

@@ -150,8 +150,9 @@ class KVStoreOffloadingSpec(OffloadingSpec):  # type: ignore[misc]
     def _check_windows(self, windows: list[int | None]) -> None:
         """Refuse chunks of several blocks where a group keeps only the end of a prefix.
 
-        vLLM stores such a chunk with the blocks that are left of it, under the key of the whole: a request
-        whose prefix ends elsewhere would load the holes.
+        vLLM stores such a chunk with the blocks that are left of it, under the key of the whole; a request
+        whose prefix ends elsewhere would load the holes. Nobody can tell where these are: the manager is
+        given keys, and a worker the blocks of all chunks in one row.
         """
         if self.blocks_per_chunk > 1 and any(window is not None for window in windows):
             raise ConfigError(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Container, Sequence
 
 from ..collect.report import Report
 from ..engine.base import Result, Verb
-from ..ledger import Ledger, object_size
+from ..frame import object_size
+from ..ledger import Ledger
 from .dispatch import Dispatcher
 from .erase import Erasure
 from .shared import SharedGate

@@ -1,17 +1,19 @@
 """From the host down: write-through at commit, cleaning ahead of eviction for ``write=on-evict``, capacity.
 
 A queued write holds a lease on its slot until the worker has answered: also past the deadline, for a slot
-that was given away would put another chunk's bytes under the key.
+that was given away would put another chunk's bytes under the key. So the queue is bounded; what finds it full
+is *owed* to the tier, and holds nothing: it is queued when there is room, unless it is evicted before that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from itertools import islice
 
 from ..catalog import Catalog
 from ..engine.base import Result, Status
 from ..events import EventQueue
-from ..ledger import object_size
+from ..frame import object_size
 from ..presence import Known
 from . import report
 from .capacity import CapacityKeeper
@@ -55,7 +57,7 @@ class Cascader:
     def committed(
         self, chunks: Iterable[tuple[bytes, int]], now: float, tiers: Collection[TierState] | None = None
     ) -> None:
-        """Callers have stored ``(key, slot)``: queue the writes that are due at once, note those owed for
+        """Callers have stored ``(key, slot)``: queue the writes that are due at once, note those that are due
         later; to `tiers` only, if given."""
         through, on_evict = self._through, self._on_evict
         if tiers is not None:
@@ -65,14 +67,41 @@ class Cascader:
             for tier in through:
                 self._offer(tier, key, slot, now)
             for tier in on_evict:
-                if key not in tier.tombs and not _is_surely_in(tier, key):
-                    tier.owed[key] = None
+                if _wants(tier, key):
+                    tier.owed[key] = self._number()
 
     def room(self, now: float) -> int:
         """Writes that every write-through tier can still queue: what a lossless caller waits for. A tier that
         is down takes none, however long he waits."""
-        up = (tier.write_room() for tier in self._through if not tier.writes.breaker.blocked(now))
+        up = (tier.write_room() - len(tier.owed) for tier in _up(self._through, now))
         return min(up, default=self._catalog.slots)
+
+    def catch_up(self, now: float) -> None:
+        """Queue what write-through tiers are owed, as room allows; those that are down, or whose queue is
+        full of writes past their deadlines, do not get it."""
+        for tier in self._through:
+            if not tier.owed:
+                continue
+            if tier.writes.breaker.blocked(now) or len(tier.overdue) >= tier.write_limit:
+                tier.counters.dropped += len(tier.owed)
+                tier.owed.clear()
+            else:
+                self._pay(tier, list(islice(tier.owed, max(0, tier.write_room()))), now)
+
+    def secure(self, keys: Iterable[bytes], now: float) -> list[bytes]:
+        """Those of `keys` that are in host memory, or about to be, and in no tier yet, although one that is
+        up is to get them; where only on-evict tiers are, these are written now."""
+        tiers = _up(self._through, now) or _up(self._on_evict, now)
+        if not tiers:
+            return []
+        ready, filling = self._catalog.ready, self._catalog.filling
+        unsaved = [
+            key for key in keys if key in filling or (key in ready and all(_is_due(t, key) for t in tiers))
+        ]
+        for tier in tiers:
+            if tier.config.write == "on-evict":
+                self._pay(tier, unsaved, now)
+        return unsaved
 
     def clean(self, now: float, *, all_of_it: bool = False) -> None:
         """Write what on-evict tiers are owed, before eviction comes to it: near the cold end, or
@@ -88,34 +117,30 @@ class Cascader:
             if not all_of_it and tier.writes.breaker.blocked(now):
                 continue  # it may be up again before eviction comes to them
             candidates = list(tier.owed) if all_of_it else self._catalog.policy.coldest(2 * self._margin)
-            for key in candidates:
-                if tier.write_room() <= 0:
-                    break
-                slot = self._catalog.ready.get(key)
-                if slot is not None and key in tier.owed:
-                    self._offer(tier, key, slot, now)
-                    del tier.owed[key]
+            self._pay(tier, candidates, now)
 
     def is_owed(self, slot: int) -> bool:
-        """Whether the chunk in `slot` would be lost to an on-evict tier by evicting it now."""
+        """Whether the chunk in `slot` would be lost to some tier by evicting it now."""
         key = self._catalog.key(slot)
-        return any(key in tier.owed for tier in self._on_evict)
+        return any(key in tier.owed for tier in (*self._through, *self._on_evict))
 
     def evicted(self, keys: Sequence[bytes]) -> None:
         """Chunks leave the host: what is still owed of them is dropped, and counted."""
-        for tier in self._on_evict:
-            for key in keys:
-                if key in tier.owed:
-                    del tier.owed[key]
-                    tier.counters.dropped += 1
+        for tier in (*self._through, *self._on_evict):
+            if tier.owed:
+                for key in keys:
+                    if tier.owed.pop(key, None) is not None:
+                        tier.counters.dropped += 1
 
     def settled(self, sequence: int) -> bool:
-        """Whether every write from before `sequence` has ended, or is past its deadline."""
-        return all(_settled(tier, sequence) for tier in (*self._through, *self._on_evict))
+        """Whether every write that was due before `sequence` has ended, or is past its deadline."""
+        return all(_settled(tier, sequence) for tier in (*self._through, *self._on_evict)) and not any(
+            next(iter(tier.owed.values())) < sequence for tier in self._through if tier.owed
+        )
 
     @property
     def sequence(self) -> int:
-        """Number that the next write will get."""
+        """Number that the next commit, or write, will get."""
         return self._sequence
 
     def withdraw(self, tier: TierState, keys: Container[bytes], now: float) -> None:
@@ -155,15 +180,40 @@ class Cascader:
         self._ended(tier, item, now)
 
     def _offer(self, tier: TierState, key: bytes, slot: int, now: float) -> None:
-        if key in tier.writing or key in tier.tombs or _is_surely_in(tier, key):
+        """A chunk is to go to `tier`: at once, or as soon as there is room."""
+        if tier.owed or tier.write_room() <= 0:
+            if _wants(tier, key):
+                tier.owed[key] = self._number()
+        else:
+            self._begin(tier, key, slot, self._number(), now)
+
+    def _pay(self, tier: TierState, keys: Iterable[bytes], now: float) -> None:
+        """Queue the writes of those of `keys` that are owed, in order, as room allows."""
+        for key in keys:
+            if tier.write_room() <= 0:
+                break
+            number, slot = tier.owed.get(key), self._catalog.ready.get(key)
+            if number is None or slot is None:
+                continue
+            del tier.owed[key]
+            if tier.config.write == "on-evict":
+                number = self._number()  # they are not written in the order of their commits
+            self._begin(tier, key, slot, number, now)
+
+    def _begin(self, tier: TierState, key: bytes, slot: int, number: int, now: float) -> None:
+        """Queue a write, unless there is nothing to write, or nobody to write it."""
+        if not _wants(tier, key):
             return
-        if tier.write_room() <= 0 or tier.writes.breaker.blocked(now):
+        if tier.writes.breaker.blocked(now):
             tier.counters.dropped += 1
             return
-        tier.writing[key] = self._sequence
-        self._sequence += 1
+        tier.writing[key] = number
         self._catalog.hold(slot)
         self._keeper.enqueue(tier, (key, slot, self._catalog.length(slot)), now)
+
+    def _number(self) -> int:
+        self._sequence += 1
+        return self._sequence - 1
 
     def _note(self, tier: TierState, written: Sequence[tuple[Item, int]], now: float) -> None:
         """The tier has these items, of which it had those with a 0 before."""
@@ -199,6 +249,21 @@ class Cascader:
         del tier.writing[key]
         tier.overdue.discard(key)
         self._catalog.drop(slot)
+
+
+def _up(tiers: Sequence[TierState], now: float) -> list[TierState]:
+    """Those of `tiers` that take writes."""
+    return [tier for tier in tiers if not tier.writes.breaker.blocked(now)]
+
+
+def _wants(tier: TierState, key: bytes) -> bool:
+    """Whether there is any use in writing `key`."""
+    return not (key in tier.writing or key in tier.tombs or _is_surely_in(tier, key))
+
+
+def _is_due(tier: TierState, key: bytes) -> bool:
+    """Whether `tier` has still to get `key`, and may."""
+    return key in tier.owed or (key in tier.writing and key not in tier.overdue)
 
 
 def _is_surely_in(tier: TierState, key: bytes) -> bool:

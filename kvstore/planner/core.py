@@ -127,6 +127,7 @@ class Planner:
         """Everything that is due: deadlines, waves of promotion, cleaning, new batches."""
         self._dispatcher.expire(now)
         self._fetcher.advance(now, may_evict=may_evict)
+        self._cascader.catch_up(now)
         self._cascader.clean(now)
         self._keeper.advance(now)
         self._dispatcher.pump(now)
@@ -213,7 +214,9 @@ class Planner:
         ready, filling = self.catalog.ready, self.catalog.filling
         return [key for key in dict.fromkeys(keys) if key not in ready and key not in filling]
 
-    def reserve(self, keys: Sequence[bytes], now: float, *, lossless: bool) -> dict[bytes, int]:
+    def reserve(
+        self, keys: Sequence[bytes], now: float, *, lossless: bool, after: Collection[bytes] = ()
+    ) -> dict[bytes, int]:
         """Give slots to as many of `keys` as fit, from the front.
 
         Parameters
@@ -222,7 +225,10 @@ class Planner:
             Wanted, in order; those that are there or coming get no slot.
         lossless : bool
             The caller would rather wait than lose something: leave room in the queues of writes, and evict
-            nothing that an on-evict tier still has to get.
+            nothing that a tier still has to get.
+        after : collection of bytes
+            Nothing of these is evicted that is to go to a tier and is in none yet: as long as there is such,
+            all of `keys` fit, or none gets a slot.
 
         Returns
         -------
@@ -233,7 +239,11 @@ class Planner:
         wanted = self.absent(keys)
         if lossless:
             wanted = wanted[: max(0, self._cascader.room(now) - self._stores_to_come())]
-        keep = frozenset(key for key in keys if key in catalog.ready)
+        keep = {key for key in keys if key in catalog.ready}
+        unsaved = self._cascader.secure(after, now) if after else ()
+        if unsaved and not self.fits(keys, keep=unsaved):
+            return {}
+        keep.update(unsaved)
         may_go = self._is_paid if lossless else None
         room = self._room(wanted, keep, may_go)
         return {key: catalog.reserve(key) for key in wanted[:room]}
@@ -272,9 +282,11 @@ class Planner:
             return True
         return catalog.idle > self._idle_among({key for tier in self.tiers for key in tier.owed})
 
-    def fits(self, keys: Sequence[bytes]) -> bool:
-        """Whether there are slots for all of `keys`, for a caller who is not lossless."""
-        return len(self.absent(keys)) <= self.catalog.free + self.catalog.idle - self._idle_among(set(keys))
+    def fits(self, keys: Sequence[bytes], *, keep: Collection[bytes] = ()) -> bool:
+        """Whether there are slots for all of `keys`, for a caller who is not lossless, beside those that are
+        to `keep`."""
+        held = self._idle_among({*keys, *keep})
+        return len(self.absent(keys)) <= self.catalog.free + self.catalog.idle - held
 
     def wants_cleaning(self, now: float) -> None:
         """A lossless caller waits: pay what on-evict tiers are owed, so that something may go."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..address import Address, is_allowed
-from ..config.kinds import nearest
 from ..errors import ConfigError
 from ..health import Breaker
 from ..presence import Presence
+from ..remedies import nearest
 from .tier import TierState
 
 __all__ = ["Selector"]

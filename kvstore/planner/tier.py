@@ -114,7 +114,8 @@ class TierState:
         Those of them that are past their deadline: failed for the caller, but the worker may still read the
         slot.
     owed : dict
-        Keys that a ``write=on-evict`` tier still has to get (a dict for its order).
+        Keys in host memory that the tier still has to get, with the number of their commit, oldest first:
+        with ``write=through`` those that found the queue of writes full, with ``write=on-evict`` all of them.
     last_error : str
         What went wrong with the storage most recently.
     address : str
@@ -138,7 +139,7 @@ class TierState:
     tombs: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     writing: dict[bytes, int] = field(default_factory=dict)
     overdue: set[bytes] = field(default_factory=set)
-    owed: dict[bytes, None] = field(default_factory=dict)
+    owed: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     last_error: str = ""
     address: str = ""
     named: float = float("-inf")

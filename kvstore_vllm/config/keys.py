@@ -14,7 +14,7 @@ from typing import Any
 from kvstore.config import OPTIONS, SETTINGS, Option
 from kvstore.config.kinds import TIMEOUT, Kind, choice, count
 from kvstore.errors import ConfigError
-from kvstore.units import parse_size
+from kvstore.units import parse_duration, parse_size
 
 __all__ = ["KEYS", "TIER_KEYS", "TIER_TYPE", "check_names", "read"]
 
@@ -72,6 +72,7 @@ def _parse_mapping(value: object) -> dict[str, Any]:
 
 _BYTES = Kind(_parse_bytes, str, int)
 _FLAG = Kind(_parse_flag, lambda value: "true" if value else "false", bool)
+_SECONDS = Kind(parse_duration, str, float)
 _SHARE = Kind(_parse_share, str, float)
 _TEXT = Kind(_parse_text, str, str)
 _SECRET = Kind(_parse_secret, str, str)
@@ -168,6 +169,15 @@ KEYS: dict[str, Option] = _table(
     _row(
         "spec_module_path", _TEXT, None, "kvstore_vllm",
         "Where vLLM finds `spec_name`; may be left out where the plug-in is registered.",
+    ),
+    _row(
+        "sync_load_budget_bytes", count(0, _MOST), 0, "67108864",
+        "Most bytes for each worker that a step loads before it runs, instead of beside it; read by vLLM "
+        "0.33 itself.",
+    ),
+    _row(
+        "tier_poll_interval_s", _SECONDS, None, "0.01",
+        "Has no effect: workers say when they are through.",
     ),
     _row(
         "cache_policy_module_path", _TEXT, None, "my_package.policies",

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from kvstore.address import Address
 from kvstore.config import OPTIONS, HostConfig, TierConfig
-from kvstore.config.kinds import nearest
 from kvstore.config.tiers import read_tier
 from kvstore.config.urls import split_url
 from kvstore.errors import ConfigError
+from kvstore.remedies import nearest
 
 from .adapter import AdapterTier
 from .keys import TIER_KEYS, TIER_TYPE, check_names, read

@@ -20,7 +20,7 @@ _WHERE = "kv_connector_extra_config"
 _HOST_SIZES = ("cpu_bytes_to_use", "host_cache_size")
 #: What ``tiers`` says itself.
 _NATIVE = (*_HOST_SIZES, "eviction_policy", "secondary_tiers")
-_WITHOUT_EFFECT = ("cache_policy_module_path", "backpressure")
+_WITHOUT_EFFECT = ("tier_poll_interval_s", "cache_policy_module_path", "backpressure")
 _TAKEN = (
     "adapters",
     "affinity",

@@ -30,12 +30,14 @@ class Threshold:
         return self._offers >= 2
 
     def admit(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Count an offer of each of `keys`; returns those that pass, in order."""
-        counts, passed = self._counts, []
+        """Those of `keys` that pass if they are offered now, in order."""
+        counts, others = self._counts, self._offers - 1
+        return [key for key in keys if counts.get(key, 0) >= others]
+
+    def count(self, keys: Sequence[bytes]) -> None:
+        """Each of `keys` has been offered."""
+        counts = self._counts
         for key in keys:
-            count = counts[key] = counts.pop(key, 0) + 1
-            if count >= self._offers:
-                passed.append(key)
+            counts[key] = counts.pop(key, 0) + 1
         while len(counts) > self._most:
             counts.popitem(last=False)
-        return passed

@@ -105,8 +105,10 @@ class Lookups:
 
     def step(self) -> None:
         """The engine's step ends."""
-        self._step += 1
         now = self._store.clock()
+        if self._went_on != self._step:  # nobody has asked
+            self._promoter.go_on(now)
+        self._step += 1
         self._promoter.step(now)
         for request in [name for name in self._awaited if self._requests[name].next_look <= now]:
             self._look(request, now)

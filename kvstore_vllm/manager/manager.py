@@ -38,6 +38,7 @@ from .admission import Threshold
 from .heads import GroupInfo
 from .lookups import Lookups
 from .resets import new_epoch
+from .retention import Retention
 from .transfers import Transfers
 
 __all__ = ["KVStoreManager"]
@@ -88,6 +89,7 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
         self._transfers = transfers = Transfers(store, acks)
         self._lookups = Lookups(store, config, groups, telemetry, lambda: transfers.loading)
         self._waiting = self._lookups.waiting
+        self._retention = Retention(store)
         self._threshold = Threshold(config.store_threshold, config.max_tracker_size)
         self._epoch = b""
         self._events: deque[Event] | None = deque() if kv_events else None
@@ -135,18 +137,21 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
         -------
         PrepareStoreOutput or None
             vLLM never offers again what is left out of it. None, which vLLM takes as a reason to offer the
-            same again in the next step, is for no room at all.
+            same again in the next step, is for no room at all, and for a prompt larger than the host, as long
+            as these chunks would take the place of its beginning before any tier has that.
         """
         offered = keys if isinstance(keys, list) else list(keys)
-        if self._threshold.active and not self._lookups.request(req_context).wishes.has_decoder:
-            count = len(offered)
-            offered = self._threshold.admit(offered)
-            self._telemetry.count("stores_refused", count - len(offered))
+        counts = self._threshold.active and not self._lookups.request(req_context).wishes.has_decoder
+        admitted = self._threshold.admit(offered) if counts else offered
         try:
-            return self._reserve(offered, req_context)
+            output = self._reserve(admitted, req_context)
         except KVStoreError as error:
             self._complain(error)
-            return None
+            output = None
+        if counts and output is not None:
+            self._threshold.count(offered)
+            self._telemetry.count("stores_refused", len(offered) - len(admitted))
+        return output
 
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
@@ -165,11 +170,13 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
             return PrepareStoreOutput([], SlotSpec((), 0), [])
         lease, order = self._lease(offered, context)
         if not len(lease):
-            return None if lease.refused else PrepareStoreOutput([], SlotSpec((), 0), [])
+            if not lease.refused:
+                return PrepareStoreOutput([], SlotSpec((), 0), [])
+            self._note_computing(offered, context)
+            return None
         wishes = self._lookups.request(context).wishes
         slots = lease.slots
-        if wishes.priority is not None:
-            self.store.set_priority(list(slots), wishes.priority)
+        self._retention.stored(list(slots), wishes.priority, wishes.ttl)
         if order is not None:
             slots = {key: slots[key] for key in order if key in slots}
         end = len(self._epoch)
@@ -182,17 +189,30 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
 
     def _lease(self, offered: list[bytes], context: ReqContext) -> tuple[WriteLease, list[bytes] | None]:
         """A lease for as many of `offered` as fit; and their order, where the lease has them in another."""
-        stored = self._stored(offered)
+        stored, earlier = self._stored(offered), self._earlier(offered, context)
         if not self._several:
-            return self.store.reserve(stored), None
+            return self.store.reserve(stored, after=earlier), None
         # vLLM offers group after group, but half of the groups is no head.
         positions = key_positions(context)
         order = sorted(zip(offered, stored, strict=True), key=lambda pair: positions.get(pair[0], 0))
-        return self.store.reserve([key for _, key in order]), stored
+        return self.store.reserve([key for _, key in order], after=earlier), stored
+
+    def _earlier(self, offered: list[bytes], context: ReqContext) -> list[bytes]:
+        """The other chunks of a request that is larger than what it may have of the host: they could be those
+        that have to go for `offered`."""
+        positions = key_positions(context)
+        if len(positions) <= self.store.room:
+            return []
+        new = set(offered)
+        return self._stored([key for key in positions if key not in new])
 
     def _note_computing(self, keys: list[bytes], context: ReqContext) -> None:
-        positions = key_positions(context)
-        self._lookups.computing(positions.get(keys[-1], 0) - positions.get(keys[0], 0))
+        """Say how many tokens the engine computes in this step, each once however often it is offered."""
+        positions, state = key_positions(context), self._lookups.request(context)
+        begin, end = max(state.computed, positions.get(keys[0], 0)), positions.get(keys[-1], 0)
+        if end > begin:
+            self._lookups.computing(end - begin)
+            state.computed = end
 
     # The life of requests and of the cache.
 
@@ -221,6 +241,7 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
                 self._lookups.scheduled(request)
             self._lookups.step()
             self._transfers.sweep()
+            self._retention.sweep()
             self._take_events()
         except KVStoreError as error:
             self._complain(error)

@@ -213,9 +213,8 @@ class Promoter:
         self._let_go(plan)
 
     def step(self, now: float) -> None:
-        """Between two steps of the engine: go on, and let go of what nobody has loaded in time."""
+        """Between two steps of the engine: let go of what nobody has loaded in time."""
         self.estimator.step(now)
-        self.go_on(now)
         for plan in [plan for plan in self._held if plan.keep_until <= now]:
             self.end(plan)
 

@@ -43,6 +43,8 @@ class RequestState:
         Whether the prefiller has a chunk that was waited for: then a plan is to be made.
     came : bytes
         The key of that chunk.
+    computed : int
+        Tokens up to the end of the last chunk that the engine is known to have computed.
     """
 
     def __init__(self, wishes: Wishes) -> None:
@@ -56,6 +58,7 @@ class RequestState:
         self.next_look = float("-inf")
         self.found = False
         self.came = b""
+        self.computed = 0
         self._retried: dict[int, tuple[int, bytes]] = {}  # group -> step and key of an open walk
 
     def wait(self, key: bytes, step: int, windowed: Container[int]) -> LookupResult:

@@ -1,8 +1,8 @@
 """What one request asks for: ``kv_transfer_params``, and the tiers that vLLM lets it load from.
 
-``priority`` (0 goes first, 100 goes last), ``tiers`` and ``ttl`` are about the chunks that it stores. The
-store keeps priorities; chunks of a priority below ``secondary_offload_min_priority`` stay in host memory.
-``tiers`` names those that they go to. No time to live is kept by chunk: a request that asks for one is told.
+``priority`` (0 goes first, 100 goes last), ``ttl`` and ``tiers`` are about the chunks that it stores. The
+store keeps priorities, for as long as ``ttl`` says (:mod:`.retention`); chunks of a priority below
+``secondary_offload_min_priority`` stay in host memory. ``tiers`` names those that they go to.
 
 ``remote_prefiller`` and ``remote_kv_source`` name a peer to load from; the former is computing the chunks
 meanwhile. ``remote_decoder`` says that another instance is going to ask for them. Chunks are named by their
@@ -19,6 +19,7 @@ from typing import Any
 from vllm.v1.kv_offload.base import Locality, Medium, ReqContext
 
 from kvstore.address import Address, is_allowed
+from kvstore.units import parse_duration
 
 from ..config import AdapterConfig, AdapterTier
 
@@ -38,6 +39,8 @@ class Wishes:
     ----------
     priority : int or None
         Retention priority that was asked for.
+    ttl : float or None
+        Seconds for which the chunks are worth keeping in host memory.
     stores : tuple of str or None
         Names of the tiers that its chunks go to; None for all.
     loads : tuple of str or None
@@ -52,6 +55,7 @@ class Wishes:
     """
 
     priority: int | None = None
+    ttl: float | None = None
     stores: tuple[str, ...] | None = None
     loads: tuple[str, ...] | None = None
     most_load: int | None = None
@@ -73,6 +77,7 @@ class WishReader:
         self._read = [tier for tier in config.tiers if tier.config.read and not tier.config.dials]
         self._dialled = [tier for tier in config.tiers if tier.config.read and tier.config.dials]
         self._host = config.host.name
+        self._keeps_priorities = config.host.policy == "priority"
         self._warned: set[str] = set()
 
     def read(self, context: ReqContext) -> Wishes:
@@ -80,8 +85,6 @@ class WishReader:
         params = context.kv_transfer_params
         params = params if isinstance(params, Mapping) else {}
         priority = self._priority(params)
-        if params.get("ttl") is not None:
-            self._warn("ttl: no time to live is kept for single chunks, only for tiers: ignored")
         stores = self._stores(params.get("tiers"))
         if (_USUAL if priority is None else priority) < self._min_priority:
             stores = ()
@@ -90,6 +93,7 @@ class WishReader:
         most = _integer(params.get("max_load_tokens"))
         return Wishes(
             priority=priority,
+            ttl=self._ttl(params.get("ttl")),
             stores=stores,
             loads=self._loads(context, source),
             most_load=most if most is None or most >= 0 else None,
@@ -104,6 +108,17 @@ class WishReader:
             self._warn(f"priority must be a whole number from 0 to 100, not {given!r}: ignored")
             return None
         return priority
+
+    def _ttl(self, given: object) -> float | None:
+        if given is None:
+            return None
+        seconds = _seconds(given)
+        if seconds is None:
+            self._warn(f"ttl is a time such as 30 (seconds) or '5min', not {given!r}: ignored")
+        elif not self._keeps_priorities:
+            self._warn("ttl: the host tier heeds it with policy=priority only: ignored")
+            return None
+        return seconds
 
     def _stores(self, given: object) -> tuple[str, ...] | None:
         if given is None:
@@ -165,6 +180,14 @@ def _allows(context: ReqContext, tier: AdapterTier) -> bool:
     medium = None if tier.config.scheme == "peer" else Medium.STORAGE
     locality = None if tier.locality is None else Locality(tier.locality)
     return bool(context.load_tier_filter.allows(medium, locality))
+
+
+def _seconds(value: Any) -> float | None:
+    """A time above zero; None for anything else."""
+    try:
+        return parse_duration(value) or None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _integer(value: object) -> int | None:

@@ -13,7 +13,7 @@ from itertools import count
 
 from kvstore.engine.base import Result, Status, Verb
 from kvstore.events import EventQueue
-from kvstore.ledger import object_size
+from kvstore.frame import object_size
 from kvstore.planner import TierState, report
 from kvstore.planner.capacity import CapacityKeeper
 from kvstore.planner.dispatch import Dispatcher

@@ -9,7 +9,8 @@ from kvstore.collect.limits import is_shared
 from kvstore.config import TierConfig
 from kvstore.engine.base import Batch, Completion, Result, Status, Verb
 from kvstore.events import Event, EventQueue
-from kvstore.ledger import Ledger, object_size
+from kvstore.frame import object_size
+from kvstore.ledger import Ledger
 from kvstore.planner import Direction, Fetch, Planner, Tally, TierState
 from kvstore.policy import make_policy
 from support.chunks import CHUNK

@@ -6,7 +6,7 @@ from planning import OK, Desk, failed
 
 from kvstore.config import TierConfig
 from kvstore.engine.base import Batch, Completion, Result, Status, Verb
-from kvstore.ledger import object_size
+from kvstore.frame import object_size
 from support.chunks import CHUNK, chunk_key
 
 KEYS = [chunk_key(number) for number in range(12)]

@@ -9,7 +9,7 @@ from kvstore.collect.limits import GRANT_SECONDS
 from kvstore.collect.report import Answer, Report
 from kvstore.config import TierConfig
 from kvstore.engine.base import Completion, Result, Status, Verb
-from kvstore.ledger import object_size
+from kvstore.frame import object_size
 from support.chunks import CHUNK, chunk_key
 
 A, B, C, D = (chunk_key(number) for number in range(4))

@@ -75,14 +75,6 @@ def test_a_slot_stays_leased_until_its_write_has_ended() -> None:
     assert list(desk.planner.reserve([B], desk.now, lossless=False)) == [B]
 
 
-def test_a_full_queue_drops_the_cascade_and_counts_it() -> None:
-    desk = Desk(tier(), slots=4)
-    desk.tiers[0].write_limit = 2
-    desk.store(A, B, C)
-    assert desk.tiers[0].counters.dropped == 1
-    assert desk.tiers[0].writing.keys() == {A, B}
-
-
 def test_a_lossless_caller_gets_only_what_the_queues_have_room_for() -> None:
     desk = Desk(tier(), slots=4)
     desk.tiers[0].write_limit = 2

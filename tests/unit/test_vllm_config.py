@@ -155,7 +155,12 @@ def test_every_known_key_is_taken_without_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("cache_policy_module_path", "m"), ("backpressure", {"backpressure_cls": "E"})]
+    ("name", "value"),
+    [
+        ("tier_poll_interval_s", 0.01),
+        ("cache_policy_module_path", "m"),
+        ("backpressure", {"backpressure_cls": "E"}),
+    ],
 )
 def test_known_keys_without_effect_are_warnings(name: str, value: Any) -> None:
     [warning] = parse({"tiers": [HOST], name: value}).warnings

@@ -6,10 +6,7 @@ Every test fills the host tier and what is below it, makes the device cache forg
 from __future__ import annotations
 
 import gc
-import os
-import signal
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ from kvstore_vllm.acks import Direction
 from kvstore_vllm.copies import CpuCopier
 from kvstore_vllm.copies.layout import Placed
 from support.object_store import Bucket
-from support.processes import Footprint, children, engine_of, wait_for
+from support.processes import Footprint, children, engine_of, stopped, wait_for
 
 #: Whole chunks of a prompt, and the tokens in them: the rest is never stored.
 CHUNKS = LENGTH // BLOCK
@@ -44,18 +41,6 @@ def fill(engine: Engine, expected: Outputs) -> None:
     """Ask all prompts for the first time; nothing can come from anywhere."""
     assert engine.answers(prompts()) == expected
     engine.settle()
-
-
-@contextmanager
-def stopped(pids: Iterable[int]) -> Iterator[None]:
-    """Processes stand still, as those do whose storage hangs; some may be killed meanwhile."""
-    pids = list(pids)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    yield
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def fail_stores(copy: Callable[..., int]) -> Callable[..., int]:

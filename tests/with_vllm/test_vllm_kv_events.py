@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
-from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import (
+    OffloadingEventGroupSpec,
+    OffloadingEventsTracker,
+)
+from vllm.v1.kv_offload.base import (
+    Locality,
+    Medium,
+    OffloadingEvent,
+    OffloadingKVEventsConfig,
+    make_offload_key,
+)
 
 import kvstore
 from kvstore.events import Event
@@ -89,6 +100,29 @@ def test_nothing_is_said_of_silent_tiers() -> None:
     promoted = Event("promoted", (KEYS[0],), "nfs", "host", "local")
     (found,) = to_offloading([written, promoted, dropped], host="host", silent={"nfs"})
     assert (found.medium, found.removed, found.ownership) == (Medium.CPU, False, None)
+
+
+def test_a_chunk_that_comes_back_is_described_to_its_end() -> None:
+    """It leaves the host and is promoted between two reports; its removal names both of its blocks."""
+    hashes, tokens = [b"one" * 8, b"two" * 8], 4
+    group = SimpleNamespace(
+        group_idx=0,
+        tokens_per_block=tokens,
+        tokens_per_chunk=2 * tokens,
+        hashes_per_chunk=2,
+        sliding_window_size_in_chunks=None,
+        kv_event_group_spec=OffloadingEventGroupSpec("full_attention", None),
+    )
+    request = SimpleNamespace(block_hashes=hashes, all_token_ids=list(range(2 * tokens)), lora_request=None)
+    key = make_offload_key(hashes[1], 0)
+    tracker = OffloadingEventsTracker(OffloadingKVEventsConfig(True, True))
+    tracker.record_store(request, group, 0, key)
+    removed = Event("removed", (key,), "host", None, "local")
+    promoted = Event("promoted", (key,), "disk", "host", "local")
+    for events in ([Event("stored", (key,), None, "host", "local")], [removed, promoted]):
+        list(tracker.take_events(translate(*events)))
+    (last,) = tracker.take_events(translate(removed))
+    assert isinstance(last, BlockRemoved) and len(last.block_hashes) == len(hashes)
 
 
 def test_life_of_a_chunk(tmp_path: Path) -> None:

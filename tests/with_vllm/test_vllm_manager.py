@@ -90,9 +90,10 @@ def test_what_the_device_has_is_not_promoted(make: Make) -> None:
     assert set(world.store.resident) == set(group_keys(request)[5:])
 
 
+@pytest.mark.parametrize("chunks", [1, 3])  # 1 is what a recurrent state has
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_hybrid_model_gets_its_window(make: Make, engine: str) -> None:
-    world = make("memory://", windows=(None, 3 * TOKENS), engine=engine)
+def test_a_hybrid_model_gets_its_window(make: Make, engine: str, chunks: int) -> None:
+    world = make("memory://", windows=(None, chunks * TOKENS), engine=engine)
     serve(world, "first", range(8))
     forget(world)
     assert serve(world, "again", range(8)) == 8 * TOKENS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,19 @@ class Engine:
                     found[int(output.request_id)] = tuple(output.outputs[0].token_ids)
             now = [number for number in doomed if generator.random() < 0.05]
             engine.abort_request([str(number) for number in now])
+        return found
+
+    def answer_by_steps(
+        self, prompt: Sequence[int], *, tokens: int, before_step: Callable[[int], object]
+    ) -> tuple[int, ...]:
+        """What it generates for one prompt; before each step `before_step` is told how many tokens it has."""
+        engine = self.llm.llm_engine
+        found: tuple[int, ...] = ()
+        engine.add_request("by steps", {"prompt_token_ids": list(prompt)}, _parameters(tokens))
+        while engine.has_unfinished_requests():
+            before_step(len(found))
+            for output in self._step():
+                found = tuple(output.outputs[0].token_ids)
         return found
 
     def decode(
