@@ -10,7 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import msgspec
 
@@ -21,14 +21,18 @@ from .catalog import Catalog
 from .collect.limits import SHARED, is_shared
 from .collect.report import INSTANCE_BYTES
 from .config import HostConfig, StoreConfig, TierConfig, parse
-from .engine.base import BATCH_LIMIT, Engine, Slots
+from .config.store import check_places, check_settings
+from .engine.base import BATCH_LIMIT, Engine, Slots, Verb
 from .errors import BackendError, ConfigError, KVStoreError, NamespaceMismatchError
-from .events import EventQueue
-from .ledger import Ledger, object_size
+from .events import Event, EventQueue
+from .frame import object_size
+from .ledger import Ledger
 from .namespace import Namespace
 from .peer.choice import check_transports
 from .planner import Direction, Planner, Tally, TierState
+from .planner.report import breaker_event
 from .policy import make_policy
+from .remedies import install
 from .store import Store
 
 if TYPE_CHECKING:
@@ -55,6 +59,8 @@ _log = logging.getLogger("kvstore")
 
 #: Payload bytes in one batch. Reads: every batch costs the caller, and what of it has come is told meanwhile.
 _READ_BYTES = 32 << 20
+#: Reads that a worker has under way together: between two batches nothing is.
+_BULK_READ_BYTES = 64 << 20
 #: Writes: enough to keep a worker busy, little enough for reads to wait behind.
 _WRITE_BYTES = 16 << 20
 _MOST_ITEMS = 128
@@ -70,6 +76,7 @@ def open_store(
     serve: str | None = None,
     storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     config: str | Path | StoreConfig | None = None,
+    **unknown: Never,
 ) -> Store:
     """Open a tiered store.
 
@@ -91,6 +98,8 @@ def open_store(
         Tier name -> options of its filesystem.
     config : path or StoreConfig, optional
         A TOML file (also named by ``KVSTORE_CONFIG``), or what :func:`kvstore.config.parse` has made of it.
+    **unknown
+        Refused, with the nearest name that is valid.
 
     Returns
     -------
@@ -108,6 +117,7 @@ def open_store(
     BackendError
         A tier with ``required=true`` cannot be reached.
     """
+    check_settings(unknown, open_store.__kwdefaults__ or ())
     if not isinstance(config, StoreConfig):
         config = parse(
             *tiers,
@@ -134,6 +144,7 @@ def assemble(
     `arena` is one that exists already, for chunks of the configured size: the store takes it over, with its
     capacity. `engine_of` makes an engine other than the configured one; `clock` is what deadlines go by.
     """
+    check_places(config)
     config = settled(config)
     check_transports(config)
     identity = Namespace(config.namespace, config.chunk_size)
@@ -145,9 +156,10 @@ def assemble(
     try:
         engine = (engine_of or make_engine)(config, identity, arena, factory)
         states = [make_tier(config, i, arena.slots) for i in range(len(config.tiers))]
-        start_tiers(engine, states, clock)
-        catalog = Catalog(arena.slots, make_policy(config.host.policy, arena.slots))
         events = EventQueue()
+        for event in start_tiers(engine, states, clock):
+            events.emit(event)
+        catalog = Catalog(arena.slots, make_policy(config.host.policy, arena.slots))
         planner = Planner(
             states,
             catalog,
@@ -191,7 +203,7 @@ def make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
         index=index,
         config=tier,
         write_limit=max(1, slots // (2 * max(1, written))),
-        reads=direction(_READ_BYTES),
+        reads=direction(_BULK_READ_BYTES if tier.scheme == "peer" else _READ_BYTES),
         writes=direction(_WRITE_BYTES),
         ledger=Ledger(tier.capacity) if tier.capacity is not None and tier.scheme not in SHARED else None,
         tally=_make_tally(config, index),
@@ -229,7 +241,7 @@ def make_gate(
     if host.serve is None:
         return None
     if find_spec("zmq") is None:
-        raise ConfigError(f"tier {host.name!r}: serve needs pyzmq: pip install 'kvstore-tiers[p2p]'")
+        raise ConfigError(f"tier {host.name!r}: serve needs pyzmq: {install('p2p')}")
     from .gate import Gate
     from .peer.credentials import ServerCredentials
 
@@ -336,23 +348,27 @@ def _places(tier: TierConfig, taken: set[str]) -> list[TierConfig]:
     return [msgspec.structs.replace(tier, name=name, peers=1, workers=1) for name in names]
 
 
-def start_tiers(engine: Engine, tiers: list[TierState], clock: Callable[[], float]) -> None:
-    """Open every tier; one that is not required may be down.
+def start_tiers(engine: Engine, tiers: list[TierState], clock: Callable[[], float]) -> list[Event]:
+    """Open every tier; one that is not required may be down: the events tell of these.
 
     Raises
     ------
     KVStoreError
         A required tier cannot be opened, or one contradicts its configuration or the namespace.
     """
+    events: list[Event] = []
     for tier, error in zip(tiers, engine.start(), strict=False):  # collectors open theirs when they are asked
         if error is None:
             continue
         if tier.config.required or isinstance(error, ConfigError | NamespaceMismatchError):
             raise _explained(tier, error)
         _log.error("tier %r is down, going on without it: %s", tier.name, error)
-        now = clock()
-        tier.reads.breaker.trip(now)
-        tier.writes.breaker.trip(now)
+        tier.last_error = str(error)
+        for verb, used in ((Verb.READ, tier.config.read), (Verb.WRITE, tier.config.write != "off")):
+            tier.direction(verb).breaker.trip(clock())
+            if used:
+                events.append(breaker_event(tier, verb, up=False, why=tier.last_error))
+    return events
 
 
 def _explained(tier: TierState, error: Exception) -> KVStoreError:

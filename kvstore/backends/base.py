@@ -5,9 +5,9 @@ engine's workers, each with a backend of its own; so an author writes no thread,
 
 Two levels:
 
-- The *verbs* (``exists, read_into, write, delete, scan, close``) are what workers call. ``read_into`` and
-  ``write`` live here: they build the frame, and they verify it, so that no backend can serve a byte that it
-  should not.
+- The *verbs* (``exists, read_into, read_many, write, delete, scan, close``) are what workers call. Those that
+  move payload live here: they build the frame, and they verify it, so that no backend can serve a byte that
+  it should not.
 - The *object verbs* (``get_object, put_object``, ...) are what an author implements: whole objects by key.
 """
 
@@ -47,6 +47,8 @@ class Capabilities:
         Other processes that open the same URL see the same objects.
     bulk_exists : bool
         ``exists`` asks for any number of keys in one request.
+    bulk_read : bool
+        ``read_many`` has several chunks under way at a time; a worker then leaves whole batches to it.
     """
 
     atomic_create: bool = False
@@ -56,6 +58,7 @@ class Capabilities:
     retries: bool = False
     shared: bool = True
     bulk_exists: bool = False
+    bulk_read: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,29 @@ class Backend(ABC):
         if size is None:
             return None
         return frame.verify(header, out, size, key=key, fingerprint=self.context.fingerprint)
+
+    def read_many(
+        self, keys: Sequence[bytes], outs: Sequence[memoryview]
+    ) -> Iterator[int | Exception | None]:
+        """Read and verify several chunks, one after another unless the backend knows better.
+
+        Parameters
+        ----------
+        keys : sequence of bytes
+        outs : sequence of memoryview
+            One for each key, as for :meth:`read_into`.
+
+        Yields
+        ------
+        int, Exception or None
+            For each key, in order: what :meth:`read_into` returns for it, or raises. From then on its buffer
+            is not written to; once the iterator has ended, or was closed, none is.
+        """
+        for key, out in zip(keys, outs, strict=True):
+            try:
+                yield self.read_into(key, out)
+            except Exception as error:
+                yield error
 
     def write(self, key: bytes, view: memoryview) -> bool:
         """Store one chunk unless the key has an object already.

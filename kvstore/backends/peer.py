@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import frame
@@ -18,10 +19,11 @@ from ..peer.choice import Choice, make_nixl_reader, readers_of, settle, transpor
 from ..peer.credentials import ClientCredentials
 from ..peer.session import ClientIdentity
 from ..peer.transport import ClientCarrier
+from ..remedies import install
 from .base import Backend, BackendContext, Capabilities, StoredObject
 
 if TYPE_CHECKING:
-    from ..peer.calls import Arrived
+    from ..peer.calls import Call
     from ..peer.client import PeerClient
     from ..peer.nixl_memory import NixlReader
 
@@ -47,6 +49,8 @@ class PeerBackend(Backend):
         Credentials; see :class:`~kvstore.peer.credentials.ClientCredentials`.
     timeout : float
         Seconds that an operation of the tier may take.
+    concurrency : int
+        Chunks under way at a time.
     transport : {"auto", "zmq", "nixl"}
         How payload comes.
 
@@ -56,7 +60,7 @@ class PeerBackend(Backend):
         The credentials are malformed, or the extra ``p2p`` is not installed.
     """
 
-    capabilities = Capabilities(bulk_exists=True)
+    capabilities = Capabilities(bulk_exists=True, bulk_read=True)
 
     def __init__(
         self,
@@ -65,6 +69,7 @@ class PeerBackend(Backend):
         storage_options: Mapping[str, Any] | None = None,
         *,
         timeout: float = 10.0,
+        concurrency: int = 16,
         transport: Choice = "auto",
     ) -> None:
         super().__init__(context)
@@ -72,6 +77,7 @@ class PeerBackend(Backend):
         self._address = Address.parse(address) if address else None
         self._credentials = ClientCredentials.of(storage_options or {}, f"tier {self._name!r}")
         self._timeout = _SHARE * timeout
+        self._window = concurrency
         self._transport: Choice = transport
         self._client: PeerClient | None = None
         self._reviving = threading.Lock()
@@ -121,7 +127,7 @@ class PeerBackend(Backend):
             transports=transports_of(choice, (reader.name for reader in readers)),
         )
         connect = partial(self._connect, address)
-        return PeerClient(str(address), identity, connect, self._timeout, readers)
+        return PeerClient(str(address), identity, connect, self._timeout, self._window, readers)
 
     def _nixl_for(self, choice: Choice, address: Address) -> NixlReader | None:
         """The reader of memory, with what it has registered, unless the last peer was elsewhere."""
@@ -140,25 +146,47 @@ class PeerBackend(Backend):
 
     def get_object(self, key: bytes, header: memoryview, payload: memoryview) -> int | None:
         """Receive a frame into the buffers; one that is being filled is waited for."""
-        arrived = self._fetch(key, header, payload)
+        arrived = self._fetch(key, header, payload).arrived
         return None if arrived is None else arrived.size
 
     def read_into(self, key: bytes, out: memoryview) -> int | None:
-        """As in the contract; what was hashed as it arrived is not hashed again."""
-        header = self._scratch.header
-        arrived = self._fetch(key, header, out)
+        """As in the contract."""
+        return self._verified(self._fetch(key, self._scratch.header, out))
+
+    def read_many(
+        self, keys: Sequence[bytes], outs: Sequence[memoryview]
+    ) -> Iterator[int | Exception | None]:
+        """As in the contract: while one chunk is verified the next ones arrive."""
+        try:
+            client = self._opened
+        except Exception as error:
+            yield from repeat(error, len(keys))
+            return
+        headers = _slices(memoryview(bytearray(frame.HEADER_SIZE * len(keys))))
+        for call in client.fetch(zip(keys, headers, outs, strict=True)):
+            self._count(client)
+            try:
+                yield self._verified(call)
+            except Exception as error:
+                yield error
+
+    def _verified(self, call: Call) -> int | None:
+        """Length of what has come for `call`; what was hashed as it arrived is not hashed again."""
+        arrived = call.wait().arrived
         if arrived is None:
             return None
+        assert call.buffers is not None
+        (key,), (header, out) = call.keys, call.buffers
         size, digest = arrived
         if size != frame.HEADER_SIZE + frame.announced_length(header):  # it covers something else
             digest = None
         return frame.verify(header, out, size, key=key, fingerprint=self.context.fingerprint, digest=digest)
 
-    def _fetch(self, key: bytes, header: memoryview, payload: memoryview) -> Arrived | None:
+    def _fetch(self, key: bytes, header: memoryview, payload: memoryview) -> Call:
         client = self._opened
-        arrived = client.fetch(key, header, payload)
+        (call,) = client.fetch([(key, header, payload)])
         self._count(client)
-        return arrived
+        return call.wait()
 
     def close(self) -> None:
         """Say goodbye."""
@@ -216,11 +244,16 @@ class PeerBackend(Backend):
                 self.counters[f"peer_{name}"] = self.counters.get(f"peer_{name}", 0.0) + count
 
 
+def _slices(headers: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(headers), frame.HEADER_SIZE):
+        yield headers[start : start + frame.HEADER_SIZE]
+
+
 def _require_zmq(name: str) -> None:
     try:
         import zmq  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"tier {name!r}: peers need pyzmq: pip install 'kvstore-tiers[p2p]'") from error
+        raise ConfigError(f"tier {name!r}: peers need pyzmq: {install('p2p')}") from error
 
 
 def _refuse(verb: str) -> NoReturn:

@@ -88,7 +88,7 @@ class Result(NamedTuple):
 
     `value` is the payload length for READ, 1 when WRITE created the object (else 0), 1 when a CORRUPT object
     was moved to quarantine, the bytes granted for COLLECT; `seconds` is the time that the verb took in the
-    worker.
+    worker; of a chunk in a batch that the backend read as such, the time since the one before it.
     """
 
     status: Status

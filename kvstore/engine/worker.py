@@ -7,7 +7,7 @@ result of an item; nothing that a backend raises leaves this file.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -62,7 +62,8 @@ class Worker:
     timeout : float
         Seconds within which attempts are made.
     concurrency : int
-        Operations at a time; more than one only helps where an operation mostly waits.
+        Operations at a time; more than one only helps where an operation mostly waits, and the backend does
+        not see to it by itself.
     collector : Collector, optional
         Takes the turns that a COLLECT asks for.
     """
@@ -192,10 +193,9 @@ class Worker:
         emit(answer_all(batch, Result(Status.OK, answer.granted, time.perf_counter() - started)))
 
     def _transfer(self, batch: Batch, emit: _Emit) -> None:
-        move = self._read if batch.verb is Verb.READ else self._write
-        mapper, report_every = map if self._crew is None else self._crew.map, _REPORT_EVERY[batch.verb]
+        report_every = _REPORT_EVERY[batch.verb]
         first, results, reported = 0, [], time.perf_counter()
-        for result in mapper(move, batch.keys, batch.slots, batch.lengths):
+        for result in self._moved(batch):
             results.append(result)
             now = time.perf_counter()
             if now - reported >= report_every:
@@ -204,17 +204,47 @@ class Worker:
         if results:
             emit(Completion(batch.id, first, results, [], self._counters()))
 
+    def _moved(self, batch: Batch) -> Iterable[Result]:
+        """Result by result, in order."""
+        if batch.verb is Verb.READ and self._backend.capabilities.bulk_read:
+            return self._read_many(batch)
+        move = self._read if batch.verb is Verb.READ else self._write
+        mapper = map if self._crew is None else self._crew.map
+        return mapper(move, batch.keys, batch.slots, batch.lengths)
+
+    def _read_many(self, batch: Batch) -> Iterator[Result]:
+        """Leave all of it to the backend. What fails is repeated alone, until several in a row have failed
+        again."""
+        views = [self._view(slot) for slot in batch.slots]
+        failures, before = 0, time.perf_counter()
+        outcomes = self._backend.read_many(batch.keys, views)
+        for outcome, key, view in zip(outcomes, batch.keys, views, strict=True):
+            final = outcome
+            if isinstance(outcome, Exception) and failures < _ENOUGH_FAILURES and self._may_repeat(outcome):
+                final = self._outcome(self._retrying, self._backend.read_into, key, view)
+            failures = failures + 1 if isinstance(final, Exception) else 0
+            now = time.perf_counter()
+            yield self._result(key, final, now - before)
+            before = now
+
     def _read(self, key: bytes, slot: int, _length: int) -> Result:
         started = time.perf_counter()
+        outcome = self._outcome(self._attempt, self._backend.read_into, key, self._view(slot))
+        return self._result(key, outcome, time.perf_counter() - started)
+
+    def _outcome(self, call: Callable[..., _T], *args: Any) -> _T | Exception:
         try:
-            length = self._attempt(self._backend.read_into, key, self._view(slot))
-        except CorruptChunkError as error:
-            seconds = time.perf_counter() - started
-            return Result(Status.CORRUPT, self._quarantine(key), seconds, str(error)[:_LONGEST_ERROR])
+            return call(*args)
         except Exception as error:
-            return _failed(error, time.perf_counter() - started)
-        seconds = time.perf_counter() - started
-        return Result(Status.MISSING, 0, seconds) if length is None else Result(Status.OK, length, seconds)
+            return error
+
+    def _result(self, key: bytes, outcome: int | Exception | None, seconds: float) -> Result:
+        """Of a read that has returned or raised `outcome`."""
+        if isinstance(outcome, CorruptChunkError):
+            return Result(Status.CORRUPT, self._quarantine(key), seconds, str(outcome)[:_LONGEST_ERROR])
+        if isinstance(outcome, Exception):
+            return _failed(outcome, seconds)
+        return Result(Status.MISSING, 0, seconds) if outcome is None else Result(Status.OK, outcome, seconds)
 
     def _write(self, key: bytes, slot: int, length: int) -> Result:
         started = time.perf_counter()
@@ -235,9 +265,12 @@ class Worker:
         try:
             return verb(*args)
         except Exception as error:
-            if not self._retries or not retryable(error):
+            if not self._may_repeat(error):
                 raise
         return self._retrying(verb, *args)
+
+    def _may_repeat(self, error: Exception) -> bool:
+        return self._retries > 0 and retryable(error)
 
     def _counters(self) -> dict[str, float]:
         counters = self._backend.counters

@@ -12,6 +12,7 @@ from ..address import Address
 from ..arena import Arena
 from ..config import StoreConfig
 from ..errors import BackendError, ConfigError
+from ..remedies import install
 from .credentials import ClientCredentials, ServerCredentials
 from .nixl_memory import NixlReader, NixlRegion, is_installed
 from .stream import StreamReader, StreamRegion
@@ -32,7 +33,7 @@ _log = logging.getLogger("kvstore")
 Choice = Literal["auto", "zmq", "nixl"]
 """Value of the option ``transport``."""
 
-_REMEDY = "pip install 'kvstore-tiers[nixl]'"
+_REMEDY = install("nixl")
 
 
 def check_transports(config: StoreConfig) -> None:

@@ -1,11 +1,14 @@
 """Reads from one peer: a thread that owns the connection, for any number of threads that wait.
 
 Who owns what: the thread of :class:`PeerClient` alone touches carrier and session, and writes into the
-buffers of calls. A caller hands in a call and waits until the thread has ended it; after that the thread
+buffers of calls. A caller hands in calls and waits until the thread has ended each; after that the thread
 never touches the call's buffers again, so that a byte which comes late lands nowhere. What is read one-sided
 may write until it has ended, whatever the deadline: such a call is answered when it has, and never where its
 end cannot be told. If that takes too long the engine answers in its place, and keeps the slot from use until
 the worker has answered or is gone.
+
+However many chunks are wanted, a few are under way at a time, and more are asked for when half of them are
+here. A chunk's time runs from the moment it is asked for.
 
 A call fails at once while there is no connection: whether to wait for a peer is up to the tier's breaker.
 """
@@ -16,7 +19,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import zmq
 
@@ -24,6 +27,7 @@ from ..doorbell import Doorbell
 from ..errors import BackendError, KVStoreError
 from .calls import Arrived, Call, failure, refusal
 from .protocol import COMING, HERE, MOST_KEYS, encode
+from .reads import Reads
 from .session import (
     Absent,
     Arriving,
@@ -47,9 +51,6 @@ _log = logging.getLogger("kvstore")
 _PAUSE = 0.01
 #: Seconds between two looks at reads that are under way; nothing tells when one has ended.
 _LOOK_EVERY = 50e-6
-#: Sessions in a row that a reader which has worked may end before it is given up.
-_CREDIT = 3
-_NOWHERE = memoryview(bytearray(1))
 
 
 class PeerClient:
@@ -64,6 +65,8 @@ class PeerClient:
         Connects; called by the thread that uses the carrier.
     timeout : float
         Seconds that a call may take.
+    window : int
+        Chunks under way at a time.
     readers : sequence of Reader
         For the transports of `identity` that need one; used by the thread until :meth:`close`.
 
@@ -80,6 +83,7 @@ class PeerClient:
         identity: ClientIdentity,
         make_carrier: Callable[[], ClientCarrier],
         timeout: float,
+        window: int = 16,
         readers: Sequence[Reader] = (),
     ) -> None:
         self.counters: Counter[str] = Counter()
@@ -88,14 +92,13 @@ class PeerClient:
         self._session = ClientSession(identity)
         self._make_carrier = make_carrier
         self._timeout = timeout
-        self._readers = {reader.name: reader for reader in readers}
-        self._reader: Reader | None = None  # of the session
-        self._credits: Counter[str] = Counter()  # sessions that each may still end; none before it has worked
+        self._window = min(window, MOST_KEYS)
         self._calls: deque[Call] = deque()  # handed in
         self._waiting: deque[Call] = deque()  # for the session to open
         self._lookups: dict[int, Call] = {}
+        self._wanted: deque[Call] = deque()  # chunks that have not been asked for
         self._fetches: dict[Tag, Call] = {}
-        self._reads: dict[Tag, Call] = {}  # fetches whose payload is being read
+        self._reads = Reads(readers)  # fetches whose payload is being read
         self._acks: dict[int, list[int]] = {}
         self._closing = False
         self._bell = Doorbell()
@@ -119,20 +122,30 @@ class PeerClient:
             It does not answer in time.
         """
         self._thread.start()
-        self._wait(Call(time.monotonic() + min(self._timeout, patience or self._timeout)))
+        self._hand_in([call := Call(time.monotonic() + min(self._timeout, patience or self._timeout))])
+        call.wait()
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each of `keys` is there, or is being filled; one round trip for each thousand."""
-        parts = [list(keys[first : first + MOST_KEYS]) for first in range(0, len(keys), MOST_KEYS)]
         deadline = time.monotonic() + self._timeout
-        calls = [Call(deadline, part) for part in parts]
-        for call in calls:
-            self._hand_in(call)
+        firsts = range(0, len(keys), MOST_KEYS)
+        calls = [Call(deadline, list(keys[first : first + MOST_KEYS])) for first in firsts]
+        self._hand_in(calls)
         return [state in (HERE, COMING) for call in calls for state in call.wait().states]
 
-    def fetch(self, key: bytes, header: memoryview, payload: memoryview) -> Arrived | None:
-        """Bring a frame into the two buffers; None when the peer does not have it."""
-        return self._wait(Call(time.monotonic() + self._timeout, [key], (header, payload))).arrived
+    def fetch(self, wanted: Iterable[tuple[bytes, memoryview, memoryview]]) -> Iterator[Call]:
+        """Bring the frame of each key into a buffer for the header and one for the payload; the calls, in
+        order, each when it has ended. Also an early end waits for all."""
+        deadline = time.monotonic() + self._timeout
+        calls = [Call(deadline, [key], (header, payload)) for key, header, payload in wanted]
+        self._hand_in(calls)
+        try:
+            for call in calls:
+                call.done.wait()
+                yield call
+        finally:
+            for call in calls:
+                call.done.wait()
 
     def close(self) -> None:
         """Say goodbye, and end the thread."""
@@ -141,15 +154,12 @@ class PeerClient:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _wait(self, call: Call) -> Call:
-        self._hand_in(call)
-        return call.wait()
-
-    def _hand_in(self, call: Call) -> None:
-        self._calls.append(call)
+    def _hand_in(self, calls: Sequence[Call]) -> None:
+        self._calls.extend(calls)
         self._bell.ring()
         if self._closing or not self._thread.is_alive():
-            call.fail(self._error("the connection is closed"))
+            for call in calls:
+                call.fail(self._error("the connection is closed"))
 
     # The thread.
 
@@ -161,17 +171,16 @@ class PeerClient:
                 poller = zmq.Poller()
                 poller.register(self._bell.fd, zmq.POLLIN)
                 carrier.register(poller)
-                for reader in self._readers.values():
-                    reader.attach(poller)
+                self._reads.attach(poller)
                 while not self._closing:
-                    if not poller.poll(round(self._pause() * 1000 + 0.499)) and self._must_look:
+                    if not poller.poll(round(self._pause() * 1000 + 0.499)) and self._reads.must_look:
                         time.sleep(_LOOK_EVERY)
                     self._turn(carrier)
                 self._session.goodbye()
                 self._send(carrier)
             finally:
                 carrier.close()
-                self._end_reads(self._error("the connection is closed"))
+                self._reads.end(self._error("the connection is closed"))
         except Exception as error:  # whatever it was: nobody is left waiting
             why = f"{type(error).__name__}: {error}"
         finally:
@@ -179,19 +188,17 @@ class PeerClient:
             self._fail_all(self._error(why))
 
     def _pause(self) -> float:
-        if self._must_look:
+        if self._reads.must_look:
             return 0.0
         if self._waiting and self._session.state is State.CLOSED:
             return _PAUSE
-        ends = [self._session.next_deadline, *(call.deadline for call in self._reads.values())]
-        return min(max(0.0, min(ends) - time.monotonic()), 3600.0)
-
-    @property
-    def _must_look(self) -> bool:
-        return bool(self._reads) and self._reader is not None and not self._reader.wakes
+        end = min(self._session.next_deadline, self._reads.next_deadline)
+        return min(max(0.0, end - time.monotonic()), 3600.0)
 
     def _turn(self, carrier: ClientCarrier) -> None:
         self._bell.answer()
+        if carrier.has_lost_connection() and self._session.state is not State.CLOSED:
+            self._not_connected("the connection has broken")
         now = time.monotonic()
         self._take_calls(now)
         self._send(carrier)
@@ -199,8 +206,9 @@ class PeerClient:
             event = self._session.received(control)
             if event is not None:
                 self._happened(event, carrier)
-            self._finish_reads()
-        self._finish_reads()
+            self._go_on(carrier)
+        self._reads.start()
+        self._go_on(carrier)
         self._drop_overdue(time.monotonic())
         for event in self._session.expire(time.monotonic()):
             self._happened(event, carrier)
@@ -225,22 +233,37 @@ class PeerClient:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
-        """Ask for everything that waits: chunks together, as many as a message names."""
-        chunks = []
+        """Take on everything that waits for the session."""
         while self._waiting:
             call = self._waiting.popleft()
             if call.buffers is not None:
-                chunks.append(call)
+                self._wanted.append(call)
             elif call.keys:
                 self._lookups[self._session.lookup(call.keys, call.deadline)] = call
             else:
                 call.done.set()
-        for first in range(0, len(chunks), MOST_KEYS):
-            part = chunks[first : first + MOST_KEYS]
-            deadline = min(call.deadline for call in part)
-            wait = max(0.0, deadline - now) / 2  # a miss in good time is better than a failure
-            number = self._session.fetch([call.keys[0] for call in part], wait, deadline, now)
-            self._fetches.update({(number, place): call for place, call in enumerate(part)})
+        self._ask(now)
+
+    def _ask(self, now: float) -> bool:
+        """Ask for chunks if a good part of what may be under way is not; whether any were asked for."""
+        room = self._window - len(self._fetches) - len(self._reads)
+        if not self._wanted or room < min(len(self._wanted), -(-self._window // 2)):
+            return False
+        part = [self._wanted.popleft() for _ in range(min(room, len(self._wanted)))]
+        deadline = now + self._timeout
+        for call in part:
+            call.deadline = deadline
+        wait = self._timeout / 2  # a miss in good time is better than a failure
+        number = self._session.fetch([call.keys[0] for call in part], wait, deadline, now)
+        self._fetches.update({(number, place): call for place, call in enumerate(part)})
+        return True
+
+    def _go_on(self, carrier: ClientCarrier) -> None:
+        """Take in what has come past the carrier, and ask for more."""
+        self._finish_reads()
+        if self._wanted and self._ask(time.monotonic()):
+            self._acknowledge()
+            self._send(carrier)
 
     def _happened(self, event: Event, carrier: ClientCarrier) -> None:
         if isinstance(event, Opened):
@@ -266,71 +289,49 @@ class PeerClient:
             self._lost(event)
 
     def _opened(self, event: Opened) -> None:
-        self._reader = self._readers.get(event.transport)
         try:
-            if self._reader is not None:
-                self._reader.connect(event.metadata)
+            self._reads.turn_to(event.transport, event.metadata)
         except OSError as error:
             self._reader_failed(str(error))
         else:
             self._begin(time.monotonic())
 
     def _read(self, event: Offered, carrier: ClientCarrier) -> None:
-        """Read what is offered, if it fits; if not it is no frame of ours, which its size will tell."""
-        tag = (event.id, event.place)
-        call = self._fetches.pop(tag)
-        assert call.buffers is not None
-        assert self._reader is not None
-        header, payload = call.buffers
-        call.arrived = Arrived(carrier.take(header, _NOWHERE) + event.size)
-        if 0 < event.size <= payload.nbytes:
-            self._reads[tag] = call
-            self._reader.start(tag, event.address, payload[: event.size])
-        else:
+        calls = [self._fetches.pop((event.id, place)) for _, place, _, _ in event.chunks]
+        for tag, call in self._reads.take(event, carrier, calls):
             self._arrived(tag, call)
 
     def _finish_reads(self) -> None:
-        if self._reader is None:
-            return
-        for read in self._reader.finished():
-            call = self._reads.pop(read.tag, None)
-            if call is None:  # it went with one that has failed before it
-                continue
-            if read.error:
+        came = []
+        try:
+            for read, call in self._reads.ended():
+                if not read.error:
+                    self.counters[self._reads.way] += 1
+                    self._acks.setdefault(read.tag[0], []).append(read.tag[1])
+                    came.append(call)
+                    continue
                 self._reader_failed(read.error)
-                if read.over:
-                    call.fail(self._error(read.error))  # after that, for the caller may ask again at once
-                continue
-            assert call.arrived is not None
-            call.arrived = Arrived(call.arrived.size, read.digest)
-            self._credits[self._reader.name] = _CREDIT
-            self.counters[self._reader.name] += 1
-            self._arrived(read.tag, call)
+                if read.over:  # after that, for the caller may ask again at once
+                    call.fail(self._error(read.error))
+        finally:
+            for call in reversed(came):  # who waits for the first one wakes when all are there
+                call.done.set()
 
     def _drop_overdue(self, now: float) -> None:
-        """As :meth:`_drop_reads`. A reader that cannot, and has never worked, is given up: the way to the
-        server's memory may lead through a filter that says nothing."""
+        """Fail what is overdue, and with it what it has kept from being asked for."""
+        if now < self._reads.next_deadline:
+            return
         error = self._error("it did not send in time", retryable=False)
-        self._drop_reads(now, error)
-        late = any(now >= call.deadline for call in self._reads.values())
-        if late and self._reader is not None and self._credits[self._reader.name] <= 0:
+        if self._reads.drop_overdue(now, error):
+            self._give_up_wanted(error)
+        if self._reads.is_stuck(now):
             self._reader_failed("it did not send in time")
-            self._end_reads(error)
-
-    def _drop_reads(self, now: float, error: KVStoreError) -> None:
-        """Fail what is overdue, where nothing can be written for it any more."""
-        for tag, call in list(self._reads.items()):
-            if now >= call.deadline and self._reader is not None and self._reader.drop(tag):
-                del self._reads[tag]
-                call.fail(error)
+            self._reads.end(error)
 
     def _reader_failed(self, why: str) -> None:
-        """Begin anew; what has never worked, or works no more, is given up if there is another way."""
-        assert self._reader is not None
-        name = self._reader.name
-        if self._session.state is State.OPEN:  # one failure for all that it was reading
-            self._credits[name] -= 1
-        hopeless = self._credits[name] <= 0
+        """Begin anew; what is beyond hope is given up if there is another way."""
+        name = self._reads.way
+        hopeless = self._reads.blame(once=self._session.state is State.OPEN)
         if hopeless and name not in self.given_up and self._session.give_up(name):
             self.given_up.add(name)
             _log.warning("the peer %s is read without %s: %s", self._name, name, why)
@@ -338,17 +339,9 @@ class PeerClient:
         if hopeless and name not in self.given_up:
             self._fail_all(self._error(why))  # nobody need wait for another session
 
-    def _end_reads(self, error: KVStoreError) -> None:
-        """Let no read go on, and fail those of which none can write any more."""
-        adrift = {tag for reader in self._readers.values() for tag in reader.disconnect()}
-        for tag, call in self._reads.items():
-            if tag not in adrift:
-                call.fail(error)
-        self._reads.clear()
-
     def _arrived(self, tag: Tag, call: Call) -> None:
-        call.done.set()
         self._acks.setdefault(tag[0], []).append(tag[1])
+        call.done.set()
 
     def _lost(self, event: Lost) -> None:
         # Who has waited in vain does not wait once more: the tier's deadline would pass meanwhile.
@@ -358,8 +351,18 @@ class PeerClient:
             lookup.fail(error)
         for number, place in [id_and_place for id_and_place in self._fetches if id_and_place[0] == event.id]:
             self._fetches.pop((number, place)).fail(error)
+        if event.overdue and lookup is None:
+            self._give_up_wanted(error)
+
+    def _give_up_wanted(self, error: KVStoreError) -> None:
+        """Who does not answer in time is not asked for the rest: that would take as long again."""
+        while self._wanted:
+            self._wanted.popleft().fail(error)
 
     def _acknowledge(self) -> None:
+        """Let go of what has come; while more is on its way, of a good part of it at once."""
+        if self._reads and sum(map(len, self._acks.values())) < self._window // 2:
+            return
         for number, places in self._acks.items():
             self._session.acknowledge(number, places)
         self._acks.clear()
@@ -376,7 +379,7 @@ class PeerClient:
     def _not_connected(self, why: str) -> None:
         """The session is over. Whoever opens the client waits for a connection; nobody else does."""
         self._session.disconnected()
-        self._drop_reads(float("inf"), self._error(why))
+        self._reads.drop_overdue(float("inf"), self._error(why))
         now = time.monotonic()
         patient = [call for call in self._waiting if not call.keys and call.deadline > now]
         for call in patient:
@@ -385,9 +388,10 @@ class PeerClient:
         self._waiting.extend(patient)
 
     def _fail_all(self, error: KVStoreError) -> None:
-        for call in (*self._calls, *self._waiting, *self._lookups.values(), *self._fetches.values()):
+        asked = (*self._lookups.values(), *self._fetches.values())
+        for call in (*self._calls, *self._waiting, *self._wanted, *asked):
             call.fail(error)
-        for calls in (self._calls, self._waiting, self._lookups, self._fetches, self._acks):
+        for calls in (self._calls, self._waiting, self._wanted, self._lookups, self._fetches, self._acks):
             calls.clear()
 
     def _error(self, why: str, *, retryable: bool = True) -> BackendError:

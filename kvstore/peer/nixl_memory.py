@@ -17,10 +17,10 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .transport import NIXL, Read, Reader, Region, Tag
+from .transport import NIXL, Read, Reader, Region, Tag, Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import zmq
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["NixlReader", "NixlRegion", "is_installed"]
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
-#: Microseconds that the thread of a server's agent sleeps between two looks: 0.02 of a core.
-_DELAY = 100
+#: Microseconds that the thread of a server's agent sleeps between two looks: 0.01 to 0.02 of a core.
+_DELAY = 200
 #: Keeps UCX to the loopback interface, beside memory that processes share.
 _LOCAL = {"engine_config": "NET_DEVICES=lo"}
 
@@ -80,7 +80,7 @@ class NixlReader(Reader):
         self.is_local = is_local
         self._made: _Agent | None = None
         self._server = ""
-        self._reads: dict[Tag, int] = {}  # -> handle
+        self._reads: dict[int, list[Tag]] = {}  # handle -> what it reads
         self._ended: list[Read] = []
         self._regions: dict[int, object] = {}  # id of what exports a buffer -> what keeps it where it is
 
@@ -94,25 +94,27 @@ class NixlReader(Reader):
         except Exception as error:
             raise ConnectionError(f"NIXL does not work here: {error}") from error
 
-    def start(self, tag: Tag, address: int, out: memoryview) -> None:
+    def start(self, wanted: Sequence[Wanted]) -> None:
+        tags = [read.tag for read in wanted]
         try:
-            self._register(out)
-            handle, done = self._agent.read(self._server, address, _address_of(out), out.nbytes)
+            for read in wanted:
+                self._register(read.out)
+            parts = [(read.address, _address_of(read.out), read.out.nbytes) for read in wanted]
+            handle, done = self._agent.read(self._server, parts)
         except Exception as error:
-            self._ended.append(Read(tag, error=f"NIXL: {error}"))
+            self._ended += [Read(tag, error=f"NIXL: {error}") for tag in tags]
             return
+        self._reads[handle] = tags
         if done:
-            self._end(tag, handle, "")
-        else:
-            self._reads[tag] = handle
+            self._end(handle, "")
 
     def finished(self) -> list[Read]:
-        for tag, handle in list(self._reads.items()):
+        for handle in list(self._reads):
             try:
                 if self._agent.is_done(handle):
-                    self._end(self._forget(tag), handle, "")
+                    self._end(handle, "")
             except Exception as error:
-                self._end(self._forget(tag), handle, f"NIXL: {error}")
+                self._end(handle, f"NIXL: {error}")
         ended, self._ended = self._ended, []
         return ended
 
@@ -120,7 +122,8 @@ class NixlReader(Reader):
         return False
 
     def disconnect(self) -> list[Tag]:
-        adrift = [tag for tag, handle in self._reads.items() if not self._agent.release(handle)]
+        unreleased = [handle for handle in self._reads if not self._agent.release(handle)]
+        adrift = [tag for handle in unreleased for tag in self._reads[handle]]
         adrift += [read.tag for read in self._ended if not read.over]
         self._reads.clear()
         self._ended.clear()
@@ -148,13 +151,9 @@ class NixlReader(Reader):
             self._agent.register(_address_of(whole), whole.nbytes)
             self._regions[id(out.obj)] = whole
 
-    def _forget(self, tag: Tag) -> Tag:
-        del self._reads[tag]
-        return tag
-
-    def _end(self, tag: Tag, handle: int, error: str) -> None:
+    def _end(self, handle: int, error: str) -> None:
         released = self._agent.release(handle)
-        self._ended.append(Read(tag, error, over=released or not error))
+        self._ended += [Read(tag, error, over=released or not error) for tag in self._reads.pop(handle)]
 
 
 class _Agent:
@@ -182,10 +181,12 @@ class _Agent:
         name: bytes = self._agent.loadRemoteMD(metadata)
         return name.decode()
 
-    def read(self, server: str, source: int, target: int, size: int) -> tuple[int, bool]:
-        """Begin to read; returns a handle, and whether that was all."""
+    def read(self, server: str, parts: Sequence[tuple[int, int, int]]) -> tuple[int, bool]:
+        """Begin to read `parts`: from where, to where, how many bytes. Returns a handle for all of them, and
+        whether that was all."""
         nixl = self._nixl
-        local, remote = (nixl.nixlXferDList(nixl.DRAM_SEG, [(where, size, 0)]) for where in (target, source))
+        remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(source, size, 0) for source, _, size in parts])
+        local = nixl.nixlXferDList(nixl.DRAM_SEG, [(target, size, 0) for _, target, size in parts])
         handle: int = self._agent.createXferReq(nixl.NIXL_READ, local, remote, server, "", self._ucx)
         try:
             done = self._agent.postXferReq(handle, "") == nixl.NIXL_SUCCESS

@@ -17,6 +17,7 @@ __all__ = [
     "HERE",
     "MISSING",
     "MOST_KEYS",
+    "MOST_OFFERS",
     "NONCE_BYTES",
     "VERSION",
     "Ack",
@@ -48,6 +49,8 @@ __all__ = [
 VERSION = 1
 #: Keys in one message at most.
 MOST_KEYS = 1024
+#: Chunks in one :class:`Offer` at most; their headers, which come with it, fit a control message.
+MOST_OFFERS = 32
 #: Bytes of a control message at most; payload travels beside it.
 CONTROL_LIMIT = 192 << 10
 NONCE_BYTES = 16
@@ -186,13 +189,14 @@ class Chunk(Message, frozen=True):
 
 
 class Offer(Message, frozen=True):
-    """As :class:`Chunk`, but only the header comes with it: the payload is to be read from the server's
-    memory at `address`, as long as the client has not acknowledged it or lost patience."""
+    """Some chunks of a fetch: index, size of the payload in bytes, and address of each. Their headers come
+    with it, one after another; the payload is to be read from the server's memory at the address, as long as
+    the client has not acknowledged it or lost patience."""
 
     id: _Number
-    index: _Index
-    size: _Number
-    address: _Number
+    chunks: Annotated[
+        list[tuple[_Index, _Number, _Number]], msgspec.Meta(min_length=1, max_length=MOST_OFFERS)
+    ]
 
 
 class Missing(Message, frozen=True):

@@ -1,8 +1,8 @@
 """The loop of a serving process: between peers, who ask, and the owner of the arena, who knows.
 
 One thread. Each round hears the owner and the peers, lets the hub decide, and sends what it says; at most one
-chunk a round, so that a question never waits behind more than one. While the owner takes nothing in, no peer
-is heard either, so that nothing piles up here.
+chunk a round that has to be read, so that a question never waits behind more than one. While the owner takes
+nothing in, no peer is heard either, so that nothing piles up here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from .books import Parcel
 from .hub import Hub
 from .link import BEAT, LINK_LIMIT, Beat, FromServer, Release, decode_from_owner
 from .link import encode as encode_link
-from .protocol import Chunk, Offer, encode
+from .protocol import MOST_OFFERS, Chunk, Offer, encode
 from .transport import Region, ServerCarrier
 
 __all__ = ["Server"]
 
+_HEADER = frame.HEADER_SIZE
 #: Messages of peers that are heard in one round.
 _ROUND = 64
 #: Messages that wait for the owner before no peer is heard.
@@ -66,7 +67,7 @@ class Server:
         self._regions = regions
         self._digests: dict[int, tuple[int, bytes]] = {}  # slot -> generation, and digest of what it holds
         self._backlog: deque[FromServer] = deque()
-        self._header = memoryview(bytearray(frame.HEADER_SIZE))
+        self._headers = memoryview(bytearray(MOST_OFFERS * _HEADER))
         self._message = memoryview(bytearray(LINK_LIMIT))
         self._next_beat = 0.0
         self._chunks = self._bytes = self._dropped = 0
@@ -90,9 +91,7 @@ class Server:
             self._hear_peers(now)
         if now >= self._hub.next_deadline:
             self._hub.expire(now)
-        parcel = self._hub.next_parcel()
-        if parcel is not None:
-            self._send(parcel)
+        self._send_some()
         self._tell_peers()
         self._beat(now)
         self._tell_owner()
@@ -125,22 +124,57 @@ class Server:
                 return
             self._hub.received(delivery.peer, delivery.control, now)
 
+    def _send_some(self) -> None:
+        """Send chunks, up to the first one that takes time; those that are only offered go together."""
+        together: list[Parcel] = []
+        for _ in range(_ROUND):
+            parcel = self._hub.next_parcel()
+            if parcel is None:
+                break
+            is_offered = parcel.session.transport in self._regions
+            if together and not (is_offered and _belongs(parcel, together)):
+                self._offer(together)
+                together = []
+            if not is_offered:
+                self._send(parcel)
+                break
+            together.append(parcel)
+            if self._digests.get(parcel.slot, (-1,))[0] != parcel.generation:
+                break
+        if together:
+            self._offer(together)
+
     def _send(self, parcel: Parcel) -> None:
-        payload = self._view(parcel.slot)[: parcel.size]
-        digest = self._digest(parcel, payload)
-        frame.build(self._header, payload, key=parcel.key, fingerprint=self._fingerprint, digest=digest)
+        payload = self._build(parcel, 0)
         session = parcel.session
-        chunk = (session.number, parcel.id, parcel.place, parcel.size)
-        region = self._regions.get(session.transport)
-        if region is None:
-            sent = self._carrier.send(session.peer, encode(Chunk(*chunk)), self._header, payload)
-        else:
-            sent = self._carrier.send(session.peer, encode(Offer(*chunk, region.offer(parcel))), self._header)
+        message = encode(Chunk(session.number, parcel.id, parcel.place, parcel.size))
+        self._count([parcel], self._carrier.send(session.peer, message, self._headers[:_HEADER], payload))
+
+    def _offer(self, parcels: list[Parcel]) -> None:
+        """Say where the chunks are, all of one request."""
+        session = parcels[0].session
+        region = self._regions[session.transport]
+        for number, parcel in enumerate(parcels):
+            self._build(parcel, number)
+        chunks = [(parcel.place, parcel.size, region.offer(parcel)) for parcel in parcels]
+        message = encode(Offer(session.number, parcels[0].id, chunks))
+        headers = self._headers[: _HEADER * len(parcels)]
+        self._count(parcels, self._carrier.send(session.peer, message, headers))
+
+    def _build(self, parcel: Parcel, number: int) -> memoryview:
+        """Fill the header of that number; returns the payload."""
+        payload = self._view(parcel.slot)[: parcel.size]
+        header = self._headers[_HEADER * number :][:_HEADER]
+        digest = self._digest(parcel, payload)
+        frame.build(header, payload, key=parcel.key, fingerprint=self._fingerprint, digest=digest)
+        return payload
+
+    def _count(self, parcels: list[Parcel], sent: bool) -> None:
         if sent:
-            self._chunks += 1
-            self._bytes += parcel.size
+            self._chunks += len(parcels)
+            self._bytes += sum([parcel.size for parcel in parcels])
         else:
-            self._hub.unreachable(session.peer)
+            self._hub.unreachable(parcels[0].session.peer)
 
     def _digest(self, parcel: Parcel, payload: memoryview) -> bytes:
         """Of the payload; computed once, however many peers read it."""
@@ -188,3 +222,8 @@ def _with_one_release(messages: deque[FromServer]) -> list[FromServer]:
     slots = [slot for message in messages if isinstance(message, Release) for slot in message.slots]
     others: list[FromServer] = [message for message in messages if not isinstance(message, Release)]
     return [Release(slots), *others] if slots else others
+
+
+def _belongs(parcel: Parcel, others: list[Parcel]) -> bool:
+    """Whether the chunk can be offered together with `others`."""
+    return len(others) < MOST_OFFERS and parcel.session is others[0].session and parcel.id == others[0].id

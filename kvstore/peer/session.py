@@ -124,12 +124,15 @@ class Arriving(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """The chunk at `place` of a fetch is to be read at `address`, and acknowledged; its header is here."""
+    """Chunks of a fetch are to be read, and acknowledged; so many `headers` are here.
+
+    Each is given by the number of its header among them, its place in the fetch, its size in bytes, and its
+    address.
+    """
 
     id: int
-    place: int
-    size: int
-    address: int
+    headers: int
+    chunks: list[tuple[int, int, int, int]]
 
 
 class Absent(NamedTuple):
@@ -355,8 +358,7 @@ class ClientSession:
         return Located(message.id, message.states)
 
     def _fetched(self, pending: _Pending, message: Chunk | Offer | Missing) -> Event | None:
-        named = message.indexes if isinstance(message, Missing) else [message.index]
-        indexes = [index for index in dict.fromkeys(named) if index in (pending.indexes or ())]
+        indexes = [index for index in dict.fromkeys(_named(message)) if index in (pending.indexes or ())]
         if not indexes or pending.indexes is None:
             self.counters["replayed"] += 1
             return None
@@ -365,6 +367,15 @@ class ClientSession:
             del self._pending[message.id]
         if isinstance(message, Chunk):
             return Arriving(message.id, message.index, message.size)
-        if isinstance(message, Offer):
-            return Offered(message.id, message.index, message.size, message.address)
-        return Absent(message.id, indexes)
+        if isinstance(message, Missing):
+            return Absent(message.id, indexes)
+        found: dict[int, tuple[int, int, int, int]] = {}
+        for number, chunk in enumerate(message.chunks):
+            found.setdefault(chunk[0], (number, *chunk))
+        return Offered(message.id, len(message.chunks), [found[index] for index in indexes])
+
+
+def _named(message: Chunk | Offer | Missing) -> list[int]:
+    if isinstance(message, Offer):
+        return [index for index, _, _ in message.chunks]
+    return message.indexes if isinstance(message, Missing) else [message.index]

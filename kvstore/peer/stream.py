@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from secrets import randbits
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from ..frame import RunningDigest
 from .books import Parcel
-from .transport import STREAM, Read, Reader, Region, Tag
+from .transport import STREAM, Read, Reader, Region, Tag, Wanted
 
 if TYPE_CHECKING:
     import zmq
@@ -52,6 +52,8 @@ _PAUSE = 0.1
 _PIECE = 256 << 10
 #: Bytes that have to be there before the client wakes, unless it waits for less; each time costs it a turn.
 _ENOUGH = 1 << 20
+#: Bytes of whole chunks that the client takes in before it tells of them, if they come without a pause.
+_TOLD = 4 << 20
 
 
 class StreamRegion(Region):
@@ -117,23 +119,24 @@ class StreamRegion(Region):
 
     def _converse(self, connection: socket.socket) -> None:
         _keep_alive(connection)
-        _expect_within(connection, _FIRST)
+        _let_fail(connection, socket.SO_SNDTIMEO, _PATIENCE)
+        _let_fail(connection, socket.SO_RCVTIMEO, _FIRST)
         while len(shown := connection.recv(_TICKET, socket.MSG_WAITALL)) == _TICKET:
             parcel = self._tickets.pop(int.from_bytes(shown), None)
             if parcel is None or not self._is_wanted(parcel):
                 break
-            connection.settimeout(_PATIENCE)
-            connection.sendall(self._view(parcel.slot)[: parcel.size])
-            connection.settimeout(None)
-            _expect_within(connection, 0.0)
+            if connection.send(self._view(parcel.slot)[: parcel.size]) < parcel.size:
+                break
+            _let_fail(connection, socket.SO_RCVTIMEO, 0.0)
 
 
 @dataclass(eq=False)
 class _Reading:
-    """What of `out` has not come."""
+    """A chunk of `size` bytes, and what of `out` has not come."""
 
     tag: Tag
     out: memoryview
+    size: int
     digest: RunningDigest = field(default_factory=RunningDigest)
     dropped: bool = False
 
@@ -165,24 +168,24 @@ class StreamReader(Reader):
         self._port = int.from_bytes(metadata)
         self._connect()
 
-    def start(self, tag: Tag, address: int, out: memoryview) -> None:
-        self._reads.append(_Reading(tag, out))
+    def start(self, wanted: Sequence[Wanted]) -> None:
+        self._reads.extend(_Reading(read.tag, read.out, len(read.out)) for read in wanted)
+        tickets = b"".join([read.address.to_bytes(_TICKET) for read in wanted])
         try:
             connection = self._socket or self._connect()
-            if connection.send(address.to_bytes(_TICKET)) < _TICKET:
+            if connection.send(tickets) < len(tickets):
                 raise ConnectionError("the server has hung up")
-            self._due += len(out)
+            self._due += sum([len(read.out) for read in wanted])
             self._wake_at(connection)
         except OSError as error:
             self._fail(str(error))
 
     def finished(self) -> list[Read]:
+        whole = 0
         try:
-            while self._socket is not None:
-                is_last = self._take(self._socket)
+            while self._socket is not None and whole < _TOLD:
+                whole += self._take(self._socket)
                 self._wake_at(self._socket)
-                if is_last:  # whoever waits for this one is told first
-                    break
         except BlockingIOError:
             pass
         except OSError as error:
@@ -220,9 +223,9 @@ class StreamReader(Reader):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, enough)
             self._enough = enough
 
-    def _take(self, connection: socket.socket) -> bool:
-        """Take in a piece; whether that was the last of a chunk."""
-        reading = self._reads[0] if self._reads else _Reading((0, 0), self._nowhere[:1])
+    def _take(self, connection: socket.socket) -> int:
+        """Take in a piece; bytes of the chunk of which that was the last, 0 if it was not."""
+        reading = self._reads[0] if self._reads else _Reading((0, 0), self._nowhere[:1], 0)
         size = min(_PIECE, len(reading.out))
         piece = (self._nowhere if reading.dropped else reading.out)[:size]
         count = connection.recv_into(piece)
@@ -233,11 +236,11 @@ class StreamReader(Reader):
             reading.digest.update(piece[:count])
         reading.out = reading.out[count:]
         if reading.out:
-            return False
+            return 0
         self._reads.popleft()
         if not reading.dropped:
             self._ended.append(Read(reading.tag, digest=reading.digest.digest()))
-        return True
+        return reading.size
 
     def _fail(self, why: str) -> None:
         self._ended += [Read(reading.tag, error=why) for reading in self._reads if not reading.dropped]
@@ -260,7 +263,8 @@ def _keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_PATIENCE * 1000))
 
 
-def _expect_within(connection: socket.socket, seconds: float) -> None:
-    """Let a blocking receive fail after so long, 0 for never, and yet take in all that it asks for."""
+def _let_fail(connection: socket.socket, direction: int, seconds: float) -> None:
+    """Let a blocking call end after so long, 0 for never, with as much as it could do until then; unlike one
+    of a socket with a timeout it is one system call."""
     whole, part = divmod(round(seconds * 1e6), 1_000_000)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", whole, part))
+    connection.setsockopt(socket.SOL_SOCKET, direction, struct.pack("@ll", whole, part))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import zmq
 
@@ -30,6 +30,7 @@ __all__ = [
     "Region",
     "ServerCarrier",
     "Tag",
+    "Wanted",
 ]
 
 ZMQ, STREAM, NIXL = "zmq", "stream", "nixl"
@@ -38,6 +39,14 @@ one-sided over NIXL."""
 
 Tag = tuple[int, int]
 """Names a read: request, and index of the chunk in it."""
+
+
+class Wanted(NamedTuple):
+    """A read to begin: fill `out` from `address` of the server."""
+
+    tag: Tag
+    address: int
+    out: memoryview
 
 
 class Read(NamedTuple):
@@ -91,6 +100,9 @@ class ClientCarrier(Protocol):
     def send(self, control: bytes) -> bool:
         """Send a message; False when there is no connection."""
 
+    def has_lost_connection(self) -> bool:
+        """Whether the connection has broken since this was last asked; `poller` wakes for that, too."""
+
     def receive(self) -> bytes | None:
         """The next control message; None when there is none. What came beside the last one is discarded."""
 
@@ -138,8 +150,8 @@ class Reader(Protocol):
             It cannot be reached.
         """
 
-    def start(self, tag: Tag, address: int, out: memoryview) -> None:
-        """Begin to fill `out` from `address` of the server."""
+    def start(self, wanted: Sequence[Wanted]) -> None:
+        """Begin with some reads, which may end together."""
 
     def finished(self) -> list[Read]:
         """Go on with what has been started; what has ended since the last call."""

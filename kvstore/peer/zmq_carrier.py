@@ -24,6 +24,9 @@ __all__ = ["ZmqClientCarrier", "ZmqServerCarrier"]
 _HEARTBEAT, _HEARTBEAT_TIMEOUT = 2000, 6000
 #: Milliseconds before the client tries to connect again: the first time, and at most.
 _RECONNECT, _LONGEST_RECONNECT = 50, 2000
+#: Milliseconds that one try to connect may take. The kernel repeats it with pauses that grow beyond half a
+#: minute, and would not soon notice that a network is up again.
+_CONNECT = 2000
 #: Messages that may wait in a socket.
 _MARK = 2048
 #: Bytes of the kernel's buffers; large ones keep a fast link busy between two turns of the interpreter.
@@ -125,16 +128,19 @@ class ZmqClientCarrier(ClientCarrier):
         self._socket = socket = self._context.socket(zmq.DEALER)
         _set_up(socket, address, max(CONTROL_LIMIT, chunk_size))
         socket.immediate = True  # nothing is queued for a connection that is not there
+        socket.connect_timeout = _CONNECT
         socket.reconnect_ivl = _RECONNECT
         socket.reconnect_ivl_max = _LONGEST_RECONNECT
         if credentials.curve_server_key:
             socket.curve_serverkey = credentials.curve_server_key.encode()
             socket.curve_publickey = credentials.curve_public_key.encode()
             socket.curve_secretkey = credentials.curve_secret_key.encode()
+        self._losses = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(str(address))
 
     def register(self, poller: zmq.Poller) -> None:
-        poller.register(self._socket, zmq.POLLIN)
+        for socket in (self._socket, self._losses):
+            poller.register(socket, zmq.POLLIN)
 
     def send(self, control: bytes) -> bool:
         try:
@@ -142,6 +148,13 @@ class ZmqClientCarrier(ClientCarrier):
         except zmq.Again:
             return False
         return True
+
+    def has_lost_connection(self) -> bool:
+        is_lost = False
+        with suppress(zmq.Again):
+            while self._losses.recv_multipart(zmq.NOBLOCK):
+                is_lost = True
+        return is_lost
 
     def receive(self) -> bytes | None:
         self._discard()
@@ -153,18 +166,26 @@ class ZmqClientCarrier(ClientCarrier):
     def take(self, header: memoryview, payload: memoryview) -> int:
         size = 0
         for buffer in (header, payload):
-            if self._socket.rcvmore:
+            if self._more:
                 size += self._socket.recv_into(buffer)
-        while self._socket.rcvmore:
+        while self._more:
             size += self._socket.recv_into(_DISCARD)
         return size
 
     def close(self) -> None:
+        self._socket.disable_monitor()
+        self._losses.close(0)
         self._socket.close(_LINGER)
         self._context.term()
 
+    @property
+    def _more(self) -> bool:
+        """Whether the last message has another part; to ask for the option by its name takes ten times as
+        long."""
+        return bool(self._socket.getsockopt(zmq.RCVMORE))
+
     def _discard(self) -> None:
-        while self._socket.rcvmore:
+        while self._more:
             self._socket.recv_into(_DISCARD)
 
 

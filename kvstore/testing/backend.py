@@ -234,6 +234,22 @@ class BackendTests:
         with pytest.raises(CorruptChunkError, match="does not fit"):
             backend.read_into(make_key(1), _make_slot())
 
+    def test_reads_many_as_it_reads_one(self, backend: Backend) -> None:
+        payloads = {make_key(number): _make_payload(number, 100 * number) for number in range(1, 20)}
+        for key, payload in payloads.items():
+            self.raw_set(key, _make_object(key, payload))
+        keys = [make_key(number) for number in range(20)]
+        self.raw_set(keys[7], _make_object(keys[8], payloads[keys[8]]))
+        slots = [_make_slot() for _ in keys]
+        outcomes = list(backend.read_many(keys, slots))
+        assert outcomes[0] is None
+        assert isinstance(outcomes[7], CorruptChunkError)
+        assert outcomes[7].key == keys[7]
+        for number in {*range(1, 20)} - {7}:
+            assert outcomes[number] == 100 * number
+            assert slots[number][: 100 * number] == payloads[keys[number]]
+        assert list(backend.read_many([], [])) == []
+
     def test_refuses_the_object_of_another_key(self, backend: Backend) -> None:
         self.raw_set(make_key(1), _make_object(make_key(2), _make_payload(2)))
         with pytest.raises(CorruptChunkError, match=f"another key, {make_key(2).hex()}"):

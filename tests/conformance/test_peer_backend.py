@@ -27,7 +27,7 @@ from kvstore.testing.backend import BackendTests, make_key
 from support.peers import needs_nixl
 from support.processes import wait_for
 
-pytest.importorskip("zmq", reason="no pyzmq (pip install 'kvstore-tiers[p2p]')")
+pytest.importorskip("zmq", reason="no pyzmq (pip install '.[p2p]')")
 from support.peer_objects import Objects
 
 NOBODY = Session(b"", Hello(0, 1, bytes(16), bytes(16), 0, b"", []), Bucket(1.0))

@@ -12,7 +12,7 @@ from kvstore.backends.base import Backend, BackendContext
 from kvstore.testing.backend import BackendTests, make_key
 from support.object_store import Bucket
 
-pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install '.[s3]')")
 
 from aiobotocore.session import AioSession
 

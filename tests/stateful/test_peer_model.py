@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from itertools import groupby
 from typing import NamedTuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -26,6 +28,7 @@ from kvstore.catalog import Catalog, SlotState
 from kvstore.gate.books import Books
 from kvstore.namespace import Namespace
 from kvstore.peer.admission import ServerIdentity
+from kvstore.peer.books import Parcel
 from kvstore.peer.hub import Hub
 from kvstore.peer.limits import Limits
 from kvstore.peer.link import Ask, Forget, FromOwner, Release, decode_from_owner, decode_from_server
@@ -46,6 +49,8 @@ from kvstore.peer.session import (
 from kvstore.peer.transport import NIXL, ZMQ
 from kvstore.policy import make_policy
 
+pytestmark = pytest.mark.timeout(900)  # so many examples take a busy machine minutes
+
 SPACE = Namespace({}, 64)
 KEYS = [bytes([number]) * 16 for number in range(8)]
 PEERS = [b"first", b"second"]
@@ -57,12 +62,12 @@ peers = st.sampled_from(PEERS)
 
 
 class Message(NamedTuple):
-    """On its way; `key` is what the payload beside it holds, or the memory that is offered."""
+    """On its way; `keys` are what the payload beside it holds, or the memory that is offered."""
 
     to: bytes  # a client, or nobody: the server
     sender: bytes
     data: bytes
-    key: bytes = b""
+    keys: tuple[bytes, ...] = ()
 
 
 class Client:
@@ -76,13 +81,18 @@ class Client:
 
     def hear(self, message: Message) -> None:
         event = self.session.received(message.data)
-        if isinstance(event, Arriving | Offered):
-            assert self.fetches[event.id].pop(event.place) == message.key, (
-                "another chunk than the one asked for"
-            )
-            self.session.acknowledge(event.id, [event.place])
+        if isinstance(event, Arriving):
+            self.take(event.id, event.place, *message.keys)
+        elif isinstance(event, Offered):
+            assert event.headers == len(message.keys)
+            for number, place, _, _ in event.chunks:
+                self.take(event.id, place, message.keys[number])
         elif event is not None:
             self.note(event)
+
+    def take(self, number: int, place: int, key: bytes) -> None:
+        assert self.fetches[number].pop(place) == key, "another chunk than the one asked for"
+        self.session.acknowledge(number, [place])
 
     def note(self, event: object) -> None:
         if isinstance(event, Absent):
@@ -286,17 +296,28 @@ class Peers(RuleBasedStateMachine):
             outbox = client.session.outbox
             self.network += [Message(b"", peer, encode(message)) for message in outbox]
             outbox.clear()
-        while (parcel := self.hub.next_parcel()) is not None:
+        parcels = list(iter(self.hub.next_parcel, None))
+        for parcel in parcels:
             assert self.catalog.key(parcel.slot) == parcel.key, "the slot holds something else"
             assert self.catalog.leases(parcel.slot) > 0, "nothing keeps the slot"
-            session = parcel.session
-            chunk = (session.number, parcel.id, parcel.place, parcel.size)
-            message = Chunk(*chunk) if session.transport == ZMQ else Offer(*chunk, parcel.slot)
-            self.network.append(Message(session.peer, b"", encode(message), parcel.key))
+        for _, together in groupby(parcels, lambda parcel: (parcel.session.peer, parcel.id)):
+            self.send(list(together))
         while self.hub.to_peers:
             peer, answer = self.hub.to_peers.popleft()
             self.network.append(Message(peer, b"", encode(answer)))
         self.collect()
+
+    def send(self, parcels: list[Parcel]) -> None:
+        """Chunks of one request: each by itself, or all that are offered."""
+        session = parcels[0].session
+        if session.transport == ZMQ:
+            for p in parcels:
+                message = Chunk(session.number, p.id, p.place, p.size)
+                self.network.append(Message(session.peer, b"", encode(message), (p.key,)))
+        else:
+            offer = Offer(session.number, parcels[0].id, [(p.place, p.size, p.slot) for p in parcels])
+            keys = tuple(p.key for p in parcels)
+            self.network.append(Message(session.peer, b"", encode(offer), keys))
 
     # What always holds.
 

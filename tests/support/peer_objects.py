@@ -109,7 +109,8 @@ class Objects(threading.Thread):
             header, payload = data[: frame.HEADER_SIZE], data[frame.HEADER_SIZE :]
             chunk = (fetch.session, fetch.id, index, len(payload))
             if peer in self._aside:
-                self._socket.send_multipart([peer, encode(Offer(*chunk, self._offer(payload))), header])
+                offer = Offer(fetch.session, fetch.id, [(index, len(payload), self._offer(payload))])
+                self._socket.send_multipart([peer, encode(offer), header])
             else:
                 self._socket.send_multipart([peer, encode(Chunk(*chunk)), header, payload])
 

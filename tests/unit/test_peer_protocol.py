@@ -208,7 +208,7 @@ def test_an_offer_is_for_those_who_asked_for_it() -> None:
             assert event == Rejected("transport", "transport: found 'nixl'")
             continue
         number = client.fetch([KEY], 1.0, 1.0, 0.0)
-        assert client.received(encode(protocol.Offer(session, number, 0, 4096, 4096))) is None
+        assert client.received(encode(protocol.Offer(session, number, [(0, 4096, 4096)]))) is None
         assert client.counters["unexpected"] == 1
         assert client.received(encode(protocol.Chunk(session, number, 0, 4096))) is not None
 

@@ -16,7 +16,7 @@ from kvstore.peer.books import Parcel, Session
 from kvstore.peer.limits import Bucket
 from kvstore.peer.protocol import Hello
 from kvstore.peer.stream import StreamReader, StreamRegion
-from kvstore.peer.transport import Read
+from kvstore.peer.transport import Read, Wanted
 from support.processes import wait_for
 
 NOBODY = Session(b"", Hello(0, 1, bytes(16), bytes(16), 0, b"", []), Bucket(1.0))
@@ -105,7 +105,7 @@ def reader(hurried: None) -> Iterator[tuple[StreamReader, StreamRegion]]:
 
 def read(reader: StreamReader, ticket: int) -> tuple[Read, bytes]:
     out = memoryview(bytearray(len(PAYLOAD)))
-    reader.start((1, 0), ticket, out)
+    reader.start([Wanted((1, 0), ticket, out)])
     ended: list[Read] = []
     wait_for(lambda: ended.extend(reader.finished()) or bool(ended))  # type: ignore[func-returns-value]
     return ended[0], out.tobytes()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...backends import Backend, StoredObject
+from ...backends import Backend, Capabilities, StoredObject
 from ...backends.posix import PosixBackend
 from .plan import FaultPlan
 from .rules import Fault, Verb, damage, make_error
@@ -46,7 +47,7 @@ class FaultyBackend(Backend):
     def __init__(self, inner: Backend, plan: FaultPlan, tier: str = "") -> None:
         self.inner = inner
         super().__init__(inner.context)
-        self.capabilities = inner.capabilities
+        self.capabilities = _one_by_one(inner.capabilities)
         self._plan = plan
         self._tier = tier
         self._put = _Put()
@@ -65,7 +66,7 @@ class FaultyBackend(Backend):
     def open(self) -> None:
         self._meet("open")
         self.inner.open()
-        self.capabilities = self.inner.capabilities
+        self.capabilities = _one_by_one(self.inner.capabilities)
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         self._meet("exists", keys)
@@ -136,6 +137,11 @@ class FaultyBackend(Backend):
         if self._put.key is not None and self._put.step == step - 1:
             self._put.step = step
             self._meet("put", [self._put.key], step)
+
+
+def _one_by_one(capabilities: Capabilities) -> Capabilities:
+    """Those of a backend that is asked for each chunk by itself, as faults may be about one."""
+    return replace(capabilities, bulk_read=False)
 
 
 class _Put(threading.local):
