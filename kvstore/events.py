@@ -20,7 +20,8 @@ class Event(NamedTuple):
     kind : str
         ``stored``: `target` has the chunks now. ``removed``: `source` has them no longer. ``promoted``: the
         host has them from `source`. ``corrupt``: `source` held something else under their keys.
-        ``tier-down``, ``tier-up``: the breaker of `source` opened or closed (no keys).
+        ``tier-down``, ``tier-up``: the breaker of `source` opened or closed (no keys); a tier may be down
+        when it is opened.
     keys : tuple of bytes
     source, target : str or None
         Names of tiers; None where the chunks came from a caller, or went nowhere.

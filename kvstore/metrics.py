@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, fields
 
 import msgspec
 
+from .errors import ConfigError
+from .remedies import nearest
+
 __all__ = [
     "BUCKETS",
     "COUNTERS",
@@ -91,7 +94,7 @@ class TierCounters:
     errors: int = _counter("operations that failed in storage")
     timeouts: int = _counter("batches of operations past their deadline")
     corrupt: int = _counter("objects refused because header or checksum did not match")
-    dropped: int = _counter("writes dropped: queue full, tier down, no room, or evicted first")
+    dropped: int = _counter("writes dropped: tier down, no room in it, or evicted before their turn")
     deletes: int = _counter("chunks deleted on request")
     histograms: dict[str, Histogram] = field(
         default_factory=lambda: {name: Histogram() for name in HISTOGRAMS}
@@ -190,8 +193,17 @@ class Stats(msgspec.Struct, frozen=True):
         return self.tiers[0]
 
     def tier(self, name: str) -> TierStats:
-        """The tier called `name`; KeyError when there is none."""
-        return self._by_name()[name]
+        """The tier called `name`.
+
+        Raises
+        ------
+        ConfigError
+            There is none.
+        """
+        tiers = {tier.name: tier for tier in self.tiers}
+        if name not in tiers:
+            raise ConfigError(f"no tier {name!r}; {nearest(name, tiers)}")
+        return tiers[name]
 
     def __iter__(self) -> Iterator[TierStats]:
         return iter(self.tiers)
@@ -201,6 +213,3 @@ class Stats(msgspec.Struct, frozen=True):
         plain = msgspec.to_builtins(self)
         assert isinstance(plain, dict)
         return plain
-
-    def _by_name(self) -> dict[str, TierStats]:
-        return {tier.name: tier for tier in self.tiers}

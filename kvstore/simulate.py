@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .errors import ConfigError
 from .policy import make_policy
+from .remedies import install
 
 __all__ = ["Curve", "plot", "simulate", "sweep"]
 
@@ -100,7 +101,7 @@ def plot(curves: Iterable[Curve], path: str | PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("drawing needs matplotlib: pip install 'kvstore-tiers[plot]'") from error
+        raise ConfigError(f"drawing needs matplotlib: {install('plot')}") from error
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     by_policy = groupby(sorted(curves), key=lambda curve: curve.policy)

@@ -57,6 +57,7 @@ def take_stats(
 
 def tier_stats(tier: TierState, now: float) -> TierStats:
     """Facts of one secondary tier at time `now`."""
+    waiting = len(tier.owed) if tier.config.write == "through" else 0
     return TierStats(
         name=tier.name,
         scheme=tier.config.scheme,
@@ -65,7 +66,7 @@ def tier_stats(tier: TierState, now: float) -> TierStats:
         capacity=tier.config.capacity,
         counters=tier.counters.snapshot(),
         latency={name: Latency.of(h) for name, h in tier.counters.histograms.items()},
-        queued=len(tier.reads) + len(tier.writing),
+        queued=len(tier.reads) + len(tier.writing) + waiting,
         breaker=BreakerStats(tier.reads.breaker.state(now).value, tier.writes.breaker.state(now).value),
         custom=dict(tier.counters.custom),
         last_error=" ".join(tier.last_error.split())[:_LINE],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["support.object_store"]
+pytest_plugins = ["support.object_store", "support.mounts"]
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,6 +18,13 @@ def pytest_report_header() -> str:
     if importlib.util.find_spec("vllm"):
         return "tests/with_vllm: collected"
     return "tests/with_vllm: left out, vLLM is not installed (tox -e vllm)"
+
+
+@pytest.fixture
+def lasting_breakers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tier that goes down stays down for a minute, which a slow machine does not miss; tests that wait for
+    its return have clocks that they move on."""
+    monkeypatch.setattr("kvstore.health._FIRST", 60.0)
 
 
 @pytest.fixture(scope="session")

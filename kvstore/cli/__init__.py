@@ -18,8 +18,9 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.main import get_command
 
-from ..config.kinds import nearest
 from ..errors import ConfigError, KVStoreError
+from ..remedies import nearest
+from ._storage import explain
 
 __all__ = ["COMMANDS", "execute", "main"]
 
@@ -178,6 +179,8 @@ def execute(arguments: Sequence[str]) -> int:
         code = _INTERRUPTED
     except KVStoreError as error:
         return _complain(str(error), _FAILED)
+    except OSError as error:
+        return _complain(explain(error), _FAILED)
     except Exception as error:  # clients of storage raise classes of their own
         return _complain(f"{type(error).__name__}: {error}", _FAILED)
     return _complain("interrupted", code) if code == _INTERRUPTED else int(code)

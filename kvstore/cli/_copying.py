@@ -18,6 +18,7 @@ from ..keys import ChunkKey
 from ._options import configure
 from ._output import emit, progress, size
 from ._spaces import nothing_in
+from ._storage import naming
 
 __all__ = ["Hottest", "KeyFile", "Rate", "Resume", "Verify", "Workers", "read_keys", "transfer", "two_tiers"]
 
@@ -27,10 +28,13 @@ KeyFile = Annotated[
 ]
 Hottest = Annotated[
     str | None,
-    typer.Option("--hottest", metavar="SIZE", help="Only the chunks written last, so many bytes of them."),
+    typer.Option(
+        "--hottest", metavar="SIZE", help="Only the chunks written last, so many bytes of them: 1TiB, 500MB."
+    ),
 ]
 Rate = Annotated[
-    str | None, typer.Option("--rate", metavar="RATE", help="Copy no faster than this, such as 200MB/s.")
+    str | None,
+    typer.Option("--rate", metavar="RATE", help="Copy no faster than this: 200MB/s, or bytes per second."),
 ]
 Workers = Annotated[int, typer.Option("--workers", min=1, metavar="N", help="Chunks at a time.")]
 Resume = Annotated[
@@ -81,7 +85,7 @@ def transfer(
 ) -> int:
     """Copy, with a progress bar; print what was copied, and return the exit code."""
     started = time.monotonic()
-    with progress(f"copy to {target.url}") as advance:
+    with naming(f"{source.url} -> {target.url}"), progress(f"copy to {target.url}") as advance:
         done = copy(
             source,
             target,

@@ -73,6 +73,7 @@ def _tier_table(outcome: Outcome, stats: Stats, chunk_size: int) -> Table:
         ("load p50 / p99, ms", lambda tier: _spread(tier, "load")),
         ("GB/s read", lambda tier: _rate(tier, outcome, stats, chunk_size)),
         ("errors", lambda tier: f"{tier.errors:,}"),
+        ("writes dropped", lambda tier: f"{tier.dropped:,}"),
     ]
     for label, cell in rows:
         table.add_row(label, *map(cell, stats))
@@ -93,6 +94,7 @@ def _tier_report(tier: TierStats) -> dict[str, Any]:
         "lookup_ms": _milliseconds(tier, "lookup"),
         "load_ms": _milliseconds(tier, "load"),
         "errors": tier.errors,
+        "dropped": tier.dropped,
         "last_error": tier.last_error,
     }
 

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 from ..units import format_size, parse_size
 from ._options import ChunkSize, Json, StorageOptions, Url, one_tier
 from ._output import emit, progress, size
+from ._storage import naming
 
 __all__ = ["run"]
 
@@ -34,7 +35,7 @@ def run(
     Works in a namespace of its own, and removes it. Exits with 1 when something fails that stores rely on.
     """
     tier = one_tier(url, storage_option)
-    with progress(f"examine {tier.url}") as advance:
+    with naming(tier.url), progress(f"examine {tier.url}") as advance:
         report = examine(
             tier,
             chunk_size=_read_size(chunk_size or _USUAL_CHUNK_SIZE),

@@ -28,7 +28,8 @@ _Repair = Annotated[
     typer.Option("--repair", help="Move bad objects into quarantine/; remove stale and torn leftovers."),
 ]
 _Rate = Annotated[
-    str | None, typer.Option("--rate", metavar="RATE", help="Read no faster than this, such as 50MB/s.")
+    str | None,
+    typer.Option("--rate", metavar="RATE", help="Read no faster than this: 50MB/s, or bytes per second."),
 ]
 _Resume = Annotated[
     Path | None,

@@ -27,6 +27,8 @@ __all__ = ["Copied", "copy"]
 
 #: A namespace and the chunks of it that are wanted; None is all of them.
 _Work = tuple[Space, Iterable[bytes] | None]
+#: Options that only stores keep, together with those that write to the same place.
+_LIMITS = ("capacity", "total", "min_free", "ttl")
 
 
 def copy(
@@ -49,7 +51,8 @@ def copy(
     Parameters
     ----------
     source, target : str, mapping or TierConfig
-        Secondary tiers; a mapping has the URL under ``"url"`` and may have ``"storage_options"``.
+        Secondary tiers; a mapping has the URL under ``"url"`` and may have ``"storage_options"``. The target
+        has no ``capacity``, ``total``, ``min_free`` or ``ttl``: only stores keep them.
     namespace : str, optional
         Directory of the only namespace that is wanted; all of them by default.
     keys : iterable of bytes, optional
@@ -176,9 +179,14 @@ def _check(
     verify: str,
 ) -> None:
     """Refuse what contradicts itself."""
-    source, target = route.source, route.target
-    if (source.url, source.storage_options) == (target.url, target.storage_options):
-        raise ConfigError(f"source and target are the same: {source.url}")
+    if route.source.is_at(route.target):
+        raise ConfigError(f"source and target are the same: {route.source.url}")
+    for name in _LIMITS:
+        if getattr(route.target, name) is not None:
+            raise ConfigError(
+                f"{route.target.url}: stores keep {name}, copies do not: leave it out, and say how much to "
+                "copy (--hottest, limit_bytes)"
+            )
     if keys is not None and limit is not None:
         raise ConfigError("a list of keys and a limit of bytes exclude each other")
     if resume is not None and (keys is not None or limit is not None):

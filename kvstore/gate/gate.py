@@ -230,6 +230,8 @@ class Gate:
             self._adopt(self._nursery.born.popleft())
         for child in dead:
             link = self._links.pop(child.number)
+            while (last_words := self._receive(link)) is not None:
+                self._hear(link, last_words)
             freed = freed or bool(link.books.held)
             link.books.close()
             self._epoll.unregister(child.jobs)

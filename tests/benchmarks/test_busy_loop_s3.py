@@ -17,7 +17,7 @@ from _busy import BATCH, CHUNK, Loop, Tick, pinned_to, store_tick
 import kvstore
 from support.object_store import Bucket
 
-pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install '.[s3]')")
 
 CHUNKS = 64
 ROUNDS = 9

@@ -22,7 +22,7 @@ import kvstore
 from kvstore.arena import Arena
 from support.object_store import Bucket
 
-pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install '.[s3]')")
 
 import s3fs
 from aiobotocore.config import AioConfig

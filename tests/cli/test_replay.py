@@ -27,6 +27,7 @@ TIER_FIELDS = {
     "lookup_ms",
     "load_ms",
     "errors",
+    "dropped",
     "last_error",
 }
 
@@ -132,6 +133,20 @@ def test_parts_and_text_identifiers(kv: Command, shared_data: Path) -> None:
     """A trace whose requests are mappings of parts, and may repeat a chunk."""
     report = kv("replay", shared_data / "ragpulse_0_trace.jsonl.gz", "--limit", 200, "--json").json
     assert report["verified_chunks"] == report["chunks"] - report["unique_chunks"]
+
+
+def test_writes_that_a_tier_that_is_down_never_got_are_shown(
+    kv: Command, trace: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    tier = tmp_path / "file" / "kv?name=down&required=false&retries=0"
+    run = ["replay", trace, "--tier", "ram://?capacity=8MiB", "--tier", tier, "--chunk-size", "4KiB"]
+    host, down = json.loads(kv(*run, "--json").out)["tiers"]
+    assert (host["dropped"], down["chunks"]) == (0, 0)
+    assert down["dropped"] > 0 and "Not a directory" in down["last_error"]
+    shown = kv(*run).out
+    assert re.search(r"writes dropped +0 +[1-9]", shown)
+    assert re.search(r"down, last error: .*Not a directory", shown)
 
 
 def test_the_last_error_of_a_tier_is_shown(kv: Command, trace: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import kvstore
 from support.command import COMMAND, ENVIRONMENT, Command
 
-pytest.importorskip("zmq", reason="no pyzmq (pip install 'kvstore-tiers[p2p]')")
+pytest.importorskip("zmq", reason="no pyzmq (pip install '.[p2p]')")
 
 FIELDS = {"model": "m"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -18,7 +19,9 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore import BackendError
 from kvstore.cli import COMMANDS
+from kvstore.cli._storage import naming
 from support.command import COMMAND, ENVIRONMENT, Command
 
 
@@ -83,6 +86,37 @@ def test_trouble_with_storage_is_one_line(kv: Command, tmp_path: Path, trace: Pa
     ran = kv("replay", trace, "--tier", "ram://?capacity=8MiB", "--tier", tmp_path / "file" / "kv", code=1)
     assert ran.out == ""
     assert re.fullmatch(r"kvstore: tier 'file'[^\n]+\n", ran.err)
+
+
+@pytest.mark.parametrize("command", ["conformance", "copy", "warm"])
+def test_a_place_that_cannot_be_used_is_named_with_the_remedy(
+    kv: Command, tmp_path: Path, trace: Path, command: str
+) -> None:
+    kv("replay", trace, "--tier", "ram://?capacity=8MiB", "--tier", tmp_path / "kv", "--chunk-size", "4KiB")
+    (tmp_path / "file").write_text("in the way")
+    bad = tmp_path / "file" / "kv"
+    words = {
+        "conformance": [bad],
+        "copy": [tmp_path / "kv", bad],
+        "warm": ["--from", tmp_path / "kv", "--to", bad],
+    }
+    ran = kv(command, *words[command], "--json", code=1)
+    assert ran.out == ""
+    assert re.fullmatch(rf"kvstore: {tmp_path}/file[^\n]*: Not a directory; check the path\n", ran.err)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.ENOSPC, "s3://b: No space left on device; make room there, for example with kvstore prune"),
+        (errno.EACCES, "s3://b: Permission denied; see who may read and write there"),
+        (errno.EIO, "s3://b: Input/output error; look after the storage, then run the command again"),
+    ],
+)
+def test_an_error_that_names_no_file_is_that_of_the_tier(number: int, message: str) -> None:
+    with pytest.raises(BackendError) as caught, naming("s3://b"):
+        raise OSError(number, os.strerror(number))
+    assert str(caught.value) == message
 
 
 def test_json_is_alone_on_stdout_while_progress_is_shown(trace: Path) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import textwrap
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from kvstore.arena import Arena
 from kvstore.errors import ClosedError
+from support.processes import mappers, wait_for
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -43,27 +43,25 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def shmem() -> int:
-    """Bytes of shared memory that exist on this machine."""
-    found = re.search(r"^Shmem:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024
+def holders(inode: int) -> set[int]:
+    """Processes that map the arena whose memfd has this inode, or have a descriptor of it.
 
-
-def wait_for_shmem(limit: int) -> None:
-    deadline = time.monotonic() + 10
-    while shmem() > limit:
-        assert time.monotonic() < deadline, (
-            f"{shmem()} bytes of shared memory are left, expected {limit} at most"
-        )
-        time.sleep(0.01)
+    When there are none, the kernel frees it."""
+    found = mappers(inode)
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is not ours
+            if str(link.readlink()).startswith("/memfd:kvstore-arena") and link.stat().st_ino == inode:
+                found.add(int(link.parts[2]))
+    return found
 
 
 def test_killed_owner_leaves_nothing() -> None:
-    names, before = set(os.listdir("/dev/shm")), shmem()
+    names = set(os.listdir("/dev/shm"))
     owner, handle = start_owner(512 * MIB, 512 * MIB)
     with Arena.attach(handle) as attached:
         assert os.fstat(attached.fd).st_blocks * 512 >= 512 * MIB
+        inode = os.fstat(attached.fd).st_ino
+        assert holders(inode) == {owner.pid, os.getpid()}
         kill(owner)
         assert bytes(attached.view(5)[:4]) == b"kept"
         attached.view(6)[:4] = b"more"
@@ -72,18 +70,18 @@ def test_killed_owner_leaves_nothing() -> None:
             Arena.attach(handle)
         with Arena.attach(attached.handle) as third:
             assert bytes(third.view(6)[:4]) == b"more"
-        assert shmem() > before + 128 * MIB
-    wait_for_shmem(before + 128 * MIB)
+        assert holders(inode) == {os.getpid()}
+    wait_for(lambda: not holders(inode))
     assert {name for name in os.listdir("/dev/shm") if "kvstore" in name} <= names
 
 
 def test_killed_while_it_fills() -> None:
-    before = shmem()
     owner, handle = start_owner(2048 * MIB, 16 * MIB)
     with Arena.attach(handle) as attached:
+        inode = os.fstat(attached.fd).st_ino
         assert attached.populated < attached.slots
     kill(owner)
-    wait_for_shmem(before + 128 * MIB)
+    wait_for(lambda: not holders(inode))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm")

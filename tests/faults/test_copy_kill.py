@@ -20,8 +20,8 @@ CHUNKS = 120
 MODEL = {"model": "killed"}
 DIRECTORY = kvstore.Namespace(MODEL, CHUNK).directory
 DATA = {bytes([number]) * 16: bytes([number]) * (CHUNK - number) for number in range(CHUNKS)}
-#: Two seconds for all chunks, so that there is a middle, and a checkpoint in it.
-RATE = "4MB/s"
+#: Eight seconds for all chunks, so that there is a middle that nobody misses, and checkpoints in it.
+RATE = "1MB/s"
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def world(tmp_path: Path, engine: str) -> Iterator[World]:
+def world(tmp_path: Path, engine: str, lasting_breakers: None) -> Iterator[World]:
     world = World(tmp_path, engine)
     yield world
     world.close()

@@ -22,10 +22,11 @@ from kvstore.backends import create
 from kvstore.config import TierConfig
 from kvstore.namespace import Namespace
 from kvstore.peer import protocol
+from support.object_store import free_ports
 from support.peers import CHUNK, evict, gate_of, no_leases, peer_of, reader, server
 from support.processes import has_ended, wait_for
 
-zmq = pytest.importorskip("zmq", reason="no pyzmq (pip install 'kvstore-tiers[p2p]')")
+zmq = pytest.importorskip("zmq", reason="no pyzmq (pip install '.[p2p]')")
 
 DATA = {bytes([number]) * 16: os.urandom(CHUNK - 100 * number) for number in range(1, 17)}
 KEYS = list(DATA)
@@ -122,9 +123,7 @@ def test_what_is_waited_for_in_vain_is_a_miss(owner: kvstore.Store) -> None:
 
 
 def test_two_stores_read_each_other() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = free_ports(1)
     with (
         reader(f"peer://127.0.0.1:{port}", "&required=false&timeout=1s", serve="tcp://127.0.0.1:0") as first,
         reader(peer_of(first), serve=f"tcp://127.0.0.1:{port}") as second,
@@ -254,20 +253,19 @@ def test_tickets_are_good_once_and_while_the_chunk_is_held(owner: kvstore.Store)
                 with stream.makefile("rb") as answer:
                     return answer.read()
 
-        def offered() -> protocol.Offer:
+        client.send(protocol.encode(protocol.Fetch(1, 1, KEYS[:2], 0, 20_000)))
+        tickets = dict.fromkeys(KEYS[:2], 0)
+        while not all(tickets.values()):
             control, _ = client.recv_multipart()
             offer = protocol.decode_answer(control)
             assert isinstance(offer, protocol.Offer)
-            return offer
-
-        client.send(protocol.encode(protocol.Fetch(1, 1, KEYS[:2], 0, 20_000)))
-        first, second = offered(), offered()
-        assert show(first.address ^ 1) == b""
-        assert show(first.address) == DATA[KEYS[first.index]]
-        assert show(first.address) == b"", "it was good once"
+            tickets.update({KEYS[index]: address for index, _, address in offer.chunks})
+        assert show(tickets[KEYS[0]] ^ 1) == b""
+        assert show(tickets[KEYS[0]]) == DATA[KEYS[0]]
+        assert show(tickets[KEYS[0]]) == b"", "it was good once"
         client.send(protocol.encode(protocol.Cancel(1, 1)))
         no_leases(owner)
-        assert show(second.address) == b"", "the chunk is not held any more"
+        assert show(tickets[KEYS[1]]) == b"", "the chunk is not held any more"
     assert gate_of(owner).pids == [pid]
 
 
@@ -324,7 +322,7 @@ def test_a_peer_that_is_killed_with_leases_gives_them_back(owner: kvstore.Store)
         hello = protocol.Hello(1, 1, bytes(16), space.fingerprint, CHUNK, space.manifest, ["zmq"])
         client.send(protocol.encode(hello))
         assert isinstance(protocol.decode_answer(client.recv()), protocol.Welcome)
-        client.send(protocol.encode(protocol.Fetch(1, 1, KEYS[:5], 0, 1500)))
+        client.send(protocol.encode(protocol.Fetch(1, 1, KEYS[:5], 0, 5000)))
         for _ in range(5):
             control, _, payload = client.recv_multipart()
             chunk = protocol.decode_answer(control)
@@ -333,7 +331,7 @@ def test_a_peer_that_is_killed_with_leases_gives_them_back(owner: kvstore.Store)
         assert gate_of(owner).leases == owner.stats().leased == 5
         owner.delete(KEYS[:2])
         assert owner.stats().leased == 3, "what is deleted goes with the lease"
-    no_leases(owner, timeout=5)
+    no_leases(owner, timeout=10)
 
 
 def test_a_hung_serving_process_is_replaced(owner: kvstore.Store) -> None:
@@ -350,9 +348,7 @@ def test_a_hung_serving_process_is_replaced(owner: kvstore.Store) -> None:
 
 
 def test_the_owner_is_killed_and_starts_again_with_another_arena() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = free_ports(1)
     with reader(f"peer://127.0.0.1:{port}", "&timeout=1s&required=false") as store:
         for slots in (4, 8):
             program = (

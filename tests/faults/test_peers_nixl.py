@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from mmap import mmap
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from kvstore.peer.credentials import ClientCredentials, ServerCredentials
 from support.peers import CHUNK, evict, gate_of, needs_nixl, no_leases, peer_of, reader, server
 from support.processes import has_ended, wait_for
 
-pytest.importorskip("zmq", reason="no pyzmq (pip install 'kvstore-tiers[p2p]')")
+pytest.importorskip("zmq", reason="no pyzmq (pip install '.[p2p]')")
 
 DATA = {bytes([number]) * 16: os.urandom(CHUNK - 100 * number) for number in range(1, 17)}
 KEYS = list(DATA)
@@ -158,7 +158,10 @@ def test_memory_is_not_offered_unasked_to_strangers() -> None:
 
 def listening(pid: int) -> set[str]:
     """The addresses at which a process waits for connections, in hexadecimal as the kernel has them."""
-    own = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if os.path.islink(entry.path)}
+    own = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed just now
+            own.add(os.readlink(f"/proc/{pid}/fd/{name}"))
     tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()]
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own}
@@ -238,7 +241,7 @@ def uninstalled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(open_store: Callable[[], kvstore.Store]) -> str:
-    with pytest.raises(ConfigError, match=r"pip install 'kvstore-tiers\[nixl\]'") as caught:
+    with pytest.raises(ConfigError, match=r"pip install '\.\[nixl\]'") as caught:
         open_store()
     assert "\n" not in str(caught.value)
     return str(caught.value)

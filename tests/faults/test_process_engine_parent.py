@@ -149,8 +149,8 @@ def test_ctrl_c_reaches_the_caller_and_no_worker(tmp_path: Path) -> None:
         store = kvstore.open("ram://?capacity=1MiB&pin=off", f"file://{sys.argv[1]}",
                              chunk_size="64KiB", engine="processes")
         before = store._engine.pids
-        print(json.dumps(before), flush=True)
         try:
+            print(json.dumps(before), flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             store.put(b"k" * 16, b"x")

@@ -18,6 +18,7 @@ from kvstore.config import parse
 from kvstore.opening import assemble
 from support.gates import Gates, open_gated
 from support.processes import Footprint, await_workers, children, engine_of, has_ended, wait_for
+from support.world import Clock
 
 HOST = "ram://?capacity=2MiB&pin=off"
 CHUNK = "64KiB"
@@ -151,16 +152,22 @@ def test_a_tier_that_hangs_at_opening(tmp_path: Path, footprint: Footprint) -> N
     assert Footprint.now() == footprint
 
 
-def test_a_tier_that_hangs_at_opening_and_is_not_required(tmp_path: Path) -> None:
+def test_a_tier_that_hangs_at_opening_and_is_not_required(tmp_path: Path, lasting_breakers: None) -> None:
     gates = Gates(tmp_path / "gates")
     gates.shut("open")
+    clock = Clock()
     url = f"file://{tmp_path}/kv?timeout=300ms&required=false&workers=1"
-    with open_gated(gates, HOST, url, chunk_size=CHUNK, engine="processes") as store:
+    with open_gated(gates, HOST, url, clock=clock, chunk_size=CHUNK, engine="processes") as store:
         pid = gates.await_arrival()
         assert store.stats().tiers[1].breaker.read == "open"
         assert store.get(b"k" * 16, timeout=5) is None
         gates.open("open")
-        wait_for(lambda: store.get(b"k" * 16) is None and store.stats().tiers[1].breaker.read == "closed")
+
+        def is_up() -> bool:
+            clock.skip(120.0)  # longer than a breaker is open
+            return store.get(b"k" * 16) is None and store.stats().tiers[1].breaker.read == "closed"
+
+        wait_for(is_up)
         wait_for(lambda: writes_again(store))
         assert not has_ended(pid, 0)
     gates.close()

@@ -16,7 +16,7 @@ from kvstore.testing.backend import make_key
 from support.object_store import Bucket
 from support.tcp_proxy import Proxy
 
-pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install '.[s3]')")
 
 CHUNK = 256 * 1024
 CHUNKS = 12

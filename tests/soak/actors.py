@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import kvstore
@@ -197,7 +197,8 @@ class Intruder(threading.Thread):
     def _do_kill(self) -> None:
         pids = getattr(self._store._engine, "pids", [])
         if pids and self._rng.random() < 0.2:
-            os.kill(self._rng.choice(pids), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has died of a fault, and been reaped just now
+                os.kill(self._rng.choice(pids), signal.SIGKILL)
             self.deeds += 1
 
 

@@ -41,12 +41,13 @@ WHERE = {
 
 
 def make_rules(rng: random.Random, engine: str) -> list[Rule]:
-    """Faults of all kinds, spread over the run; hangs are few, for each costs a worker."""
+    """Faults of all kinds, spread over the run, one of each early, for a machine may be slow; hangs are few,
+    for each costs a worker."""
     rules = []
     for fault, verbs in WHERE.items():
         rare = fault is Fault.HANG
-        for _ in range(2 if rare else 6):
-            skip = rng.randrange(int(200 * SECONDS))
+        for number in range(2 if rare else 6):
+            skip = rng.randrange(int(200 * SECONDS) if number else 10)
             times = 1 if rare else rng.randrange(1, 12)
             rules.append(Rule(fault, rng.choice(verbs), skip=skip, times=times, seconds=0.02))
     if engine == "processes":

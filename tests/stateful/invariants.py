@@ -55,7 +55,8 @@ def check_tiers(store: Store, most: dict[TierState, int]) -> None:
     for tier in store._planner.tiers:
         assert len(tier.writing) <= tier.write_limit
         assert tier.overdue <= tier.writing.keys()
-        assert tier.config.write != "off" or not tier.writing
+        assert tier.config.write != "off" or not (tier.writing or tier.owed)
+        assert tier.owed.keys() <= store._planner.catalog.ready.keys() - tier.writing.keys()
         assert 0 <= tier.reads.in_flight <= tier.reads.window
         assert 0 <= tier.writes.in_flight <= tier.writes.window
         if tier.ledger is not None:
@@ -76,6 +77,7 @@ def check_settled(store: Store) -> None:
     assert catalog.free + len(catalog.ready) == catalog.slots
     for tier in planner.tiers:
         assert not tier.writing and not tier.overdue
+        assert tier.config.write != "through" or not tier.owed
         assert tier.reads.in_flight == tier.writes.in_flight == 0
         assert tier.ledger is None or tier.ledger.expected == 0
     assert not store._jobs

@@ -14,6 +14,7 @@ import random
 import uuid
 from collections import deque
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -27,6 +28,8 @@ from kvstore.health import Breaker
 from kvstore.planner import TierState
 from support.chunks import chunk_key, payload, version_of
 from support.scripted import Clock, Held, ScriptedEngine, open_scripted
+
+pytestmark = pytest.mark.timeout(900)  # so many examples take a busy machine minutes
 
 #: Options of the tiers that a stack is made of; each operation has a second.
 TIERS = (

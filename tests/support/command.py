@@ -45,7 +45,7 @@ class Command:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
         )
         assert done.returncode == code, done
         assert "Traceback" not in done.stderr

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,14 @@ class Gates:
 
     def await_arrival(self, timeout: float = 20.0) -> int:
         """Process id of the next worker that has come to a shut gate."""
+        assert self.has_arrival(timeout), "no worker has come to a gate"
+        return int.from_bytes(os.read(self._arrivals, 4), "little")
+
+    def has_arrival(self, timeout: float = 0.0) -> bool:
+        """Whether another worker comes to a shut gate within `timeout` seconds."""
         poller = select.poll()
         poller.register(self._arrivals, select.POLLIN)
-        assert poller.poll(timeout * 1000), "no worker has come to a gate"
-        return int.from_bytes(os.read(self._arrivals, 4), "little")
+        return bool(poller.poll(timeout * 1000))
 
     def close(self) -> None:
         """End the reports."""
@@ -114,9 +119,11 @@ def make_gated(gates: str, tier: TierConfig, namespace: Namespace) -> PosixBacke
     return PosixBackend(context, root) if tier.name == "free" else GatedBackend(context, root, gates)
 
 
-def open_gated(gates: Gates, *tiers: str, **options: Any) -> Store:
-    """A store whose ``file://`` tiers have gates; arguments as for :func:`kvstore.open`."""
-    return assemble(parse(*tiers, **options), partial(make_gated, str(gates.folder)))
+def open_gated(
+    gates: Gates, *tiers: str, clock: Callable[[], float] = time.monotonic, **options: Any
+) -> Store:
+    """A store whose ``file://`` tiers have gates; other arguments as for :func:`kvstore.open`."""
+    return assemble(parse(*tiers, **options), partial(make_gated, str(gates.folder)), clock=clock)
 
 
 def _name(verb: str, key: bytes) -> str:

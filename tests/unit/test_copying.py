@@ -208,6 +208,11 @@ def test_wrong_tiers(source: Path, target: Path) -> None:
     fill(source)
     for ends, message in [
         ((source, source), "same"),
+        (
+            (source, f"file://{target}?capacity=1GiB"),
+            "file://.*: stores keep capacity, copies do not: leave it",
+        ),
+        ((source, f"file://{target}?ttl=7d"), "stores keep ttl"),
         ((target, source), "nothing at"),
         (("ram://?capacity=1MiB", source), "ram://"),
         ((source, "ram://?capacity=1MiB"), "ram://"),

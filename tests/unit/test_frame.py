@@ -74,6 +74,11 @@ def test_golden_manifest_is_still_that_of_its_directory() -> None:
     assert Namespace.from_manifest(path.read_bytes()).directory == path.parent.name
 
 
+@pytest.mark.parametrize(("length", "size"), [(0, 4096), (1, 8192), (4096, 8192), (4097, 12288)])
+def test_size_of_an_object_on_storage(length: int, size: int) -> None:
+    assert frame.object_size(length) == size
+
+
 def test_parse_gives_the_fields() -> None:
     header = frame.parse(memoryview(make_object())[:4096])
     digest = xxhash.xxh3_128(b"payload").digest()

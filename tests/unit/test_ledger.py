@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from kvstore.frame import HEADER_SIZE
-from kvstore.ledger import Ledger, object_size
+from kvstore.ledger import Ledger
 from support.chunks import chunk_key
 
 A, B, C = map(chunk_key, range(3))
-
-
-@pytest.mark.parametrize(
-    ("length", "size"), [(0, HEADER_SIZE), (1, HEADER_SIZE + 4096), (4096, HEADER_SIZE + 4096), (4097, 12288)]
-)
-def test_size_of_an_object_on_storage(length: int, size: int) -> None:
-    assert object_size(length) == size
 
 
 def test_what_is_being_written_counts() -> None:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 
 import pytest
 
+from kvstore.errors import ConfigError
 from kvstore.metrics import BUCKETS, COUNTERS, HISTOGRAMS, Histogram, Latency, Stats, TierCounters, TierStats
 
 
@@ -75,8 +76,8 @@ def test_stats_by_name() -> None:
     assert stats.host is stats.tiers[0]
     assert stats.tier("disk") is stats.tiers[1]
     assert [tier.name for tier in stats] == ["host", "disk"]
-    with pytest.raises(KeyError):
-        stats.tier("tape")
+    with pytest.raises(ConfigError, match="no tier 'dsk'; did you mean 'disk'"):
+        stats.tier("dsk")
 
 
 def test_counters_read_as_attributes() -> None:

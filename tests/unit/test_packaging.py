@@ -13,6 +13,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from support.programs import run
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "kvstore", "kvstore_vllm")
 
@@ -89,6 +91,23 @@ def test_wheel_has_the_licence_and_the_command(wheel: ZipFile) -> None:
     assert b"kvstore = kvstore.__main__:main" in wheel.read(by_name["entry_points.txt"])
     plugin = b"[vllm.general_plugins]\nkvstore = kvstore_vllm.plugin:register"
     assert plugin in wheel.read(by_name["entry_points.txt"])
+
+
+def test_whoever_lacks_the_package_of_an_extra_reads_how_to_get_it() -> None:
+    said = run(
+        """
+        import sys
+        import kvstore
+
+        sys.modules["s3fs"] = None
+        for url in ("s3://bucket/kv", "simplecache::s3a://bucket/kv"):
+            try:
+                kvstore.open("ram://?capacity=4MiB", {"url": url, "name": "cold"})
+            except kvstore.ConfigError as error:
+                print(error)
+        """
+    )
+    assert said.count("tier 'cold'") == said.count("pip install '.[s3]' in a clone of kvstore") == 2
 
 
 def test_installed_command_says_its_version() -> None:

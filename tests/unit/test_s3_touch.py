@@ -16,7 +16,7 @@ from support.object_store import Bucket
 from support.tcp_proxy import Proxy
 from support.world import wait_for
 
-pytest.importorskip("s3fs", reason="no s3fs (pip install 'kvstore-tiers[s3]')")
+pytest.importorskip("s3fs", reason="no s3fs (pip install '.[s3]')")
 
 from kvstore.backends.s3 import S3Backend
 

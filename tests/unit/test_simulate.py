@@ -97,5 +97,5 @@ def test_plot_names_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(ConfigError, match=f"cannot write the picture .*{name}"):
             plot(CURVES, tmp_path / name)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'kvstore-tiers\[plot\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[plot\]'"):
         plot(CURVES, tmp_path / "curves.png")

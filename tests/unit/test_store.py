@@ -47,6 +47,21 @@ def resident(store: Store) -> list[bytes]:
 # Storing.
 
 
+def test_a_slip_in_a_name_is_a_wrong_configuration_with_the_right_name(open_store: Opener) -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'chunksize'; did you mean 'chunk_size'"):
+        open_store(chunksize="1MiB")
+    with pytest.raises(ConfigError, match="no tier 'hots'; did you mean 'host'"):
+        open_store().stats().tier("hots")
+
+
+def test_two_tiers_at_one_place_are_refused(tmp_path: Path) -> None:
+    for one, other in [(tmp_path, f"file://{tmp_path}/kv/.."), ("memory://x", "memory://x/")]:
+        tiers = [{"url": str(url), "name": name} for url, name in ((one, "near"), (other, "far"))]
+        with pytest.raises(ConfigError, match="tiers 'near' and 'far' are the same place, .*; keep one"):
+            kvstore.open("ram://?capacity=1MiB&pin=off", "memory://y", *tiers, chunk_size=CHUNK)
+    assert not list(tmp_path.iterdir())
+
+
 def test_put_and_get(open_store: Opener) -> None:
     store = open_store()
     assert store.put(A, b"some bytes") is True

@@ -149,15 +149,14 @@ def test_a_caller_that_waits_is_woken_by_what_another_releases(open_store: Calla
 
 
 def test_calls_that_never_wait_do_not_feel_a_tier_that_hangs(
-    open_store: Callable[..., Store], plans: list[FaultPlan]
+    open_store: Callable[..., Store], lasting_breakers: None
 ) -> None:
     rules = tuple(Rule(Fault.HANG, verb) for verb in ("exists", "get", "put", "delete"))
-    store = open_store("timeout=300ms", "", rules=tuple(_on_first_tier(rule) for rule in rules))
-    slowest = 0.0
-    deadline = time.monotonic() + 1.0  # three times the deadline of the tier
-    number = 0
-    while time.monotonic() < deadline:
+    store = open_store("timeout=1s", "", rules=tuple(_on_first_tier(rule) for rule in rules))
+    slowest, number, down = 0.0, 0, 0
+    while down < 100:  # through the deadline of the tier, and for a while after it
         number += 1
+        down += store.stats().tier("tier0").breaker.write == "open"
         started = time.monotonic()
         with store.reserve([KEYS[number % 40]]):
             pass
@@ -168,8 +167,8 @@ def test_calls_that_never_wait_do_not_feel_a_tier_that_hangs(
         store.poll()
         slowest = max(slowest, time.monotonic() - started)
         time.sleep(0.001)
-    assert slowest < 0.25, "no call waits for the tier's deadline"
-    assert store.stats().tier("tier0").breaker.write == "open"
+    assert slowest < 0.8, "no call waits for the tier's deadline"
+    assert number > 104, "nor a part of it: then there were few before it"
     assert store.flush(timeout=PATIENCE)
     assert store.stats().tier("tier1").writes > 0, "the other tier goes on"
 
@@ -228,7 +227,7 @@ def test_the_pump_evicts_nothing(open_store: Callable[..., Store]) -> None:
 def test_close_is_idempotent(open_store: Callable[..., Store], hung: bool) -> None:
     store = open_store("timeout=200ms", rules=(Rule(Fault.HANG, "put"),) if hung else ())
     store.put(A, b"x")
-    assert store.close(timeout=0.6) is True
+    assert store.close(timeout=2) is True
     assert store.close() is True
     for call in (lambda: store.get(A), lambda: store.lookup([A]), store.poll, store.stats, store.events):
         with pytest.raises(ClosedError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import kvstore
 from kvstore import BackendError, ConfigError, Lookup, NamespaceMismatchError, Store
 from kvstore.backends import memory
 from kvstore.config import parse
-from kvstore.ledger import object_size
+from kvstore.frame import object_size
 from kvstore.opening import assemble
 from kvstore.testing.faults import Fault, FaultPlan, Rule
 from support.chunks import CHUNK, chunk_key, payload
@@ -191,7 +193,7 @@ def test_what_was_there_at_open_counts(open_memory: Opener) -> None:
 # Faults.
 
 
-def test_a_failing_tier_costs_hits_and_nothing_else(open_store: Opener) -> None:
+def test_a_failing_tier_costs_hits_and_nothing_else(open_store: Opener, lasting_breakers: None) -> None:
     store = open_store("", "", rules=(Rule(Fault.ENOSPC, "put", tier="tier0"),), slots=2)
     store.put_many(items(*KEYS[:8]))
     assert store.get_many(KEYS[:8]) == items(*KEYS[:8]), "the second tier has them"
@@ -214,11 +216,16 @@ def test_a_required_tier_that_cannot_be_opened(open_store: Opener, tmp_path: Pat
 
 
 def test_a_tier_that_is_not_required_may_come_later(
-    open_store: Opener, stored: Callable[[int], set[bytes]], caplog: pytest.LogCaptureFixture
+    open_store: Opener, caplog: pytest.LogCaptureFixture, lasting_breakers: None
 ) -> None:
     with caplog.at_level(logging.ERROR, "kvstore"):
         store = open_store("required=false", rules=(Rule(Fault.EIO, "open", times=1),))
     assert "tier 'tier0' is down, going on without it" in caplog.text
+    events = list(store.events())
+    assert [(event.kind, event.source, event.keys) for event in events] == [("tier-down", "tier0", ())] * 2
+    assert [event.detail.partition(": ")[0] for event in events] == ["reads", "writes"]
+    assert all(os.strerror(errno.EIO) in event.detail for event in events)
+    assert os.strerror(errno.EIO) in store.stats().tier("tier0").last_error
     store.put(A, b"x")
     assert store.get(A) == b"x" and store.get(B) is None
     stats = store.stats().tier("tier0")

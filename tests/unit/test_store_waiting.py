@@ -102,8 +102,9 @@ def test_reserve_never_waits_and_never_fails(scripted: Opener) -> None:
     with store.reserve(KEYS[4:8]) as lease:
         assert len(lease) == 2, "two slots are leased by queued writes"
     assert clock() == started
-    assert store.stats().tiers[1].dropped == 4
+    assert store.stats().tiers[1].dropped == 2, "C and D, before their turn"
     assert engine.count(Verb.WRITE, C) == 0
+    assert store.stats().tiers[1].queued == 4
 
 
 def test_reserve_can_wait_until_all_fit(scripted: Opener) -> None:
