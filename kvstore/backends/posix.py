@@ -147,16 +147,17 @@ class PosixBackend(FileBackend):
         self, fd: int, header: memoryview, payload: memoryview, running: frame.RunningDigest
     ) -> int:
         """Fill the buffers, and hash what the header announces of the payload."""
-        size = 0
-        for start in range(0, payload.nbytes, _PIECE):
-            piece = payload[start : start + _PIECE]
-            buffers = [piece] if start else [header, piece]
-            if start + _PIECE >= payload.nbytes:
-                buffers.append(_TAIL)
-            size += self._scatter(fd, buffers, header, size)
-            running.update(piece[: max(0, frame.announced_length(header) - start)])
-            if size < len(header) + start + len(piece):
+        size = self._scatter(fd, [header, payload[:_PIECE]], header)
+        left = frame.announced_length(header)
+        running.update(payload[: min(left, _PIECE)])
+        for start in range(_PIECE, payload.nbytes, _PIECE):
+            if size < frame.HEADER_SIZE + start:
                 break
+            piece = payload[start : start + _PIECE]
+            buffers = [piece] if start + _PIECE < payload.nbytes else [piece, _TAIL]
+            size += self._scatter(fd, buffers, header, size)
+            left -= _PIECE
+            running.update(piece if left >= _PIECE else piece[: max(0, left)])
         return size
 
     def _scatter(self, fd: int, buffers: Sequence[memoryview], header: memoryview, start: int = 0) -> int:
@@ -167,7 +168,7 @@ class PosixBackend(FileBackend):
         except OSError as error:
             self._forgive_misalignment(error)
             done = 0
-        if not frame.is_whole(header, start + done):
+        if done < sum(map(len, buffers)) and not frame.is_whole(header, start + done):
             done += self._scatter_rest(fd, buffers, start, done)
         return done
 
