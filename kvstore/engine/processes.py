@@ -8,7 +8,7 @@ Who owns what:
 - The thread of :mod:`kvstore.engine.nursery` starts processes, reaps the dead and replaces them; it leaves
   notes for ``poll`` and rings the bell.
 - Each worker has a socket of its own for jobs; all share one for results, so that a poll with nothing to
-  report is one failed receive however many workers there are. Messages carry keys and slot numbers; payload
+  report is one system call however many workers there are. Messages carry keys and slot numbers; payload
   never does.
 
 A worker gets batches once its backend has been opened, well or not; that of a place for peers is started when
@@ -169,6 +169,8 @@ class ProcessesEngine(Engine):
             self._nursery.want(batch.tier, self._tiers[batch.tier].workers)
 
     def poll(self) -> list[Completion]:
+        if not self._answers and not self._epoll.poll(0):  # a third of the cost of a receive that fails
+            return []
         done, self._answers = self._answers, []
         dead = self._take_notes() if self._bell.rung else ()
         self._receive(done)  # after the look at who is dead: so their last words are among these
