@@ -100,13 +100,16 @@ class NixlReader(Reader):
             for read in wanted:
                 self._register(read.out)
             parts = [(read.address, _address_of(read.out), read.out.nbytes) for read in wanted]
-            handle, done = self._agent.read(self._server, parts)
+            handle = self._agent.prepare(self._server, parts)
         except Exception as error:
             self._ended += [Read(tag, error=f"NIXL: {error}") for tag in tags]
             return
         self._reads[handle] = tags
-        if done:
-            self._end(handle, "")
+        try:
+            if self._agent.begin(handle):
+                self._end(handle, "")
+        except Exception as error:  # some of it may have begun
+            self._end(handle, f"NIXL: {error}")
 
     def finished(self) -> list[Read]:
         for handle in list(self._reads):
@@ -181,19 +184,17 @@ class _Agent:
         name: bytes = self._agent.loadRemoteMD(metadata)
         return name.decode()
 
-    def read(self, server: str, parts: Sequence[tuple[int, int, int]]) -> tuple[int, bool]:
-        """Begin to read `parts`: from where, to where, how many bytes. Returns a handle for all of them, and
-        whether that was all."""
+    def prepare(self, server: str, parts: Sequence[tuple[int, int, int]]) -> int:
+        """A handle for reading `parts`: from where, to where, how many bytes."""
         nixl = self._nixl
         remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(source, size, 0) for source, _, size in parts])
         local = nixl.nixlXferDList(nixl.DRAM_SEG, [(target, size, 0) for _, target, size in parts])
         handle: int = self._agent.createXferReq(nixl.NIXL_READ, local, remote, server, "", self._ucx)
-        try:
-            done = self._agent.postXferReq(handle, "") == nixl.NIXL_SUCCESS
-        except Exception:
-            self.release(handle)
-            raise
-        return handle, done
+        return handle
+
+    def begin(self, handle: int) -> bool:
+        """Begin to read; whether that was all."""
+        return bool(self._agent.postXferReq(handle, "") == self._nixl.NIXL_SUCCESS)
 
     def is_done(self, handle: int) -> bool:
         return bool(self._agent.getXferStatus(handle) == self._nixl.NIXL_SUCCESS)
