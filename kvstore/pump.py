@@ -1,9 +1,9 @@
 """The idle pump: applies completions while nobody calls the store.
 
 Completions are applied by whoever calls. Only when nobody has for :data:`IDLE` seconds, up to five times that
-at the end of a busy time, does this thread take over, so that waves, cascades and deadlines go on while the caller sleeps; a caller that polls in a busy loop
-never meets it. It completes and releases, and never evicts: what a caller has just seen as HIT stays until
-that caller acts.
+at the end of a busy time, does this thread take over, so that waves, cascades and deadlines go on while the
+caller sleeps; a caller that polls in a busy loop never meets it. It completes and releases, and never evicts:
+what a caller has just seen as HIT stays until that caller acts.
 """
 
 from __future__ import annotations
