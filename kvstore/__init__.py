@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .metrics import Stats, TierStats
     from .namespace import Namespace
     from .opening import open_store as open
-    from .planner import Lookup
+    from .planner import Lookup, Prefix
     from .store import Store
 
     __version__: str
@@ -54,6 +54,7 @@ __all__ = [
     "NamespaceMismatchError",
     "NoSpaceError",
     "Prefetched",
+    "Prefix",
     "ReadLease",
     "Stats",
     "Store",
@@ -81,7 +82,7 @@ _HOMES = {
         "metrics": ["Stats", "TierStats"],
         "namespace": ["Namespace"],
         "opening": ["open"],
-        "planner": ["Lookup"],
+        "planner": ["Lookup", "Prefix"],
         "store": ["Store"],
     }.items()
     for name in names

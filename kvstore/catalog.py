@@ -66,6 +66,7 @@ class Catalog:
         self.filling: dict[bytes, int] = {}
         self.evictions = 0
         self.published = 0  # chunks that have become READY so far
+        self.eased = 0  # slots that have become FREE, or READY and not leased, so far
         self.bytes = 0  # payload of the READY chunks
         self.on_evict: Callable[[Sequence[bytes]], None] = lambda _keys: None
         # Slot 0 is on top: the arena is pre-faulted from its beginning.
@@ -156,6 +157,7 @@ class Catalog:
             published.append((key, slot))
         self.published += len(published)
         self._idle += len(published)
+        self.eased += len(published)
         self.policy.add_many([key for key, _ in published])
         return published
 
@@ -203,6 +205,7 @@ class Catalog:
             self._release(slot)
         else:
             self._idle += 1
+            self.eased += 1
 
     # Leaving.
 
@@ -289,6 +292,7 @@ class Catalog:
             keys[slot] = None
             generation[slot] = (generation[slot] + 1) & 0xFFFFFFFF
         self._free.extend(slots)
+        self.eased += len(slots)
 
     # Proof.
 

@@ -40,7 +40,7 @@ from .keys import ChunkKey, check_keys, content_key
 from .leases import ReadLease, WriteLease
 from .metrics import Stats
 from .namespace import Namespace
-from .planner import Fetch, Lookup, Planner
+from .planner import Fetch, Lookup, Planner, Prefix
 from .serving import Serving
 from .snapshot import summary, take_stats
 
@@ -169,7 +169,7 @@ class Store(Serving):
             if not in_time:
                 break
             left = [key for key in fetch.skipped if key not in here]
-            if left and (here or self._wait_for_slot(left[0], deadline)):
+            if left and (here or self._wait_until_fit(left[:1], deadline)):
                 todo = left + todo
         return {key: found[key] for key in dict.fromkeys(keys) if key in found}
 
@@ -295,9 +295,7 @@ class Store(Serving):
         keys = check_keys(keys)
         return self._turn(lambda _: ReadLease(self, *self._planner.hold(keys)))
 
-    def reserve(
-        self, keys: Sequence[bytes], *, wait: float = 0.0, after: Collection[bytes] = ()
-    ) -> WriteLease:
+    def reserve(self, keys: Sequence[bytes], *, wait: float = 0.0, after: Prefix | None = None) -> WriteLease:
         """Slots to fill in place, for those of `keys` that are not there.
 
         Parameters
@@ -305,16 +303,17 @@ class Store(Serving):
         wait : float
             Seconds to wait until all fit. 0 never waits: what fits gets slots, from the front, and what is
             evicted for it is lost to tiers that have not got it yet.
-        after : collection of bytes
+        after : Prefix, optional
             What was stored before, and without which `keys` are worth nothing, as the beginning of a prompt.
             What of it is on its way to tiers and in none yet stays, and meanwhile all of `keys` fit, or none.
         """
-        keys = check_keys(keys)
-        deadline = self._deadline(wait)
+        if after is not None and not isinstance(after, Prefix):
+            raise TypeError(f"after must be a Prefix, not a {type(after).__name__}: use Prefix(keys)")
+        keys, deadline = check_keys(keys), self._deadline(wait)
         while True:
-            fits = wait > 0 and self.wait_until(lambda: self._planner.fits(keys), deadline - self.clock())
+            fits = wait > 0 and self._wait_until_fit(keys, deadline, after)
             lease = self._reserve(keys, lossless=False, after=after)
-            if not lease.refused or not fits:
+            if not lease.refused or not fits or self.clock() >= deadline:
                 return lease
             lease.abort()  # another thread took them
 
@@ -360,11 +359,10 @@ class Store(Serving):
         """Events since the last call."""
         return self._turn(lambda _: self._events.take())
 
-    def _reserve(self, keys: Sequence[bytes], *, lossless: bool, after: Collection[bytes] = ()) -> WriteLease:
+    def _reserve(self, keys: Sequence[bytes], *, lossless: bool, after: Prefix | None = None) -> WriteLease:
         def lease(now: float) -> WriteLease:
             slots = self._planner.reserve(keys, now, lossless=lossless, after=after)
-            refused = [key for key in self._planner.absent(keys) if key not in slots]
-            return WriteLease(self, slots, keys, refused)
+            return WriteLease(self, slots, keys, refused=self._planner.absent(keys))
 
         return self._turn(lease)
 
@@ -377,9 +375,10 @@ class Store(Serving):
     def _wait_for(self, fetch: Fetch, deadline: float) -> bool:
         return self.wait_until(lambda: fetch.done, deadline - self.clock())
 
-    def _wait_for_slot(self, key: bytes, deadline: float) -> bool:
-        """Wait until `key` can be promoted, or is there; False when it cannot by `deadline`."""
-        return self.wait_until(lambda: self._planner.fits([key]), deadline - self.clock())
+    def _wait_until_fit(self, keys: Sequence[bytes], deadline: float, after: Prefix | None = None) -> bool:
+        """Wait until there are slots for all of `keys`; False when there are not by `deadline`."""
+        clock, fits = self.clock, self._planner.fits
+        return self.wait_until(lambda: fits(keys, clock(), after=after), deadline - clock())
 
     def _wait_for_room(self, key: bytes, deadline: float) -> bool:
         """Wait until `key` can be stored without losing anything, or is there; False after `deadline`."""

@@ -17,6 +17,7 @@ from ..frame import object_size
 from ..presence import Known
 from . import report
 from .capacity import CapacityKeeper
+from .prefix import Prefix
 from .tier import Answer, Item, TierState
 
 __all__ = ["Cascader"]
@@ -88,20 +89,33 @@ class Cascader:
             else:
                 self._pay(tier, list(islice(tier.owed, max(0, tier.write_room()))), now)
 
-    def secure(self, keys: Iterable[bytes], now: float) -> list[bytes]:
-        """Those of `keys` that are in host memory, or about to be, and in no tier yet, although one that is
-        up is to get them; where only on-evict tiers are, these are written now."""
-        tiers = _up(self._through, now) or _up(self._on_evict, now)
-        if not tiers:
-            return []
+    def savers(self, now: float) -> list[TierState]:
+        """The tiers that are up and are to get what is in host memory, the write-through ones if there are
+        any."""
+        return _up(self._through, now) or _up(self._on_evict, now)
+
+    def wants_more(self, tiers: Iterable[TierState]) -> bool:
+        """Whether on-evict `tiers` have written half of what they were given to write, and are owed more: it
+        has to be given to them."""
+        return any(
+            tier.config.write == "on-evict" and tier.owed and tier.write_room() * 2 >= tier.write_limit
+            for tier in tiers
+        )
+
+    def secure(self, prefix: Prefix, now: float) -> None:
+        """Leave in `prefix` what is in host memory, or about to be, and in no tier yet, although one that is
+        up is to get it; where only on-evict tiers are, it is written now."""
+        tiers = self.savers(now)
         ready, filling = self._catalog.ready, self._catalog.filling
-        unsaved = [
-            key for key in keys if key in filling or (key in ready and all(_is_due(t, key) for t in tiers))
-        ]
+        due = set[bytes]().union(*map(_due, tiers))
+        unsaved = [key for key in prefix.unsaved if key in filling or (key in due and key in ready)]
+        for tier in (*self._through, *self._on_evict):
+            where = tier.presence.get
+            unsaved = [key for key in unsaved if where(key) is not Known.PRESENT]
+        prefix.unsaved = unsaved
         for tier in tiers:
             if tier.config.write == "on-evict":
                 self._pay(tier, unsaved, now)
-        return unsaved
 
     def clean(self, now: float, *, all_of_it: bool = False) -> None:
         """Write what on-evict tiers are owed, before eviction comes to it: near the cold end, or
@@ -116,6 +130,8 @@ class Cascader:
         for tier in self._on_evict:
             if not all_of_it and tier.writes.breaker.blocked(now):
                 continue  # it may be up again before eviction comes to them
+            if tier.write_room() <= 0:
+                continue
             candidates = list(tier.owed) if all_of_it else self._catalog.policy.coldest(2 * self._margin)
             self._pay(tier, candidates, now)
 
@@ -261,9 +277,9 @@ def _wants(tier: TierState, key: bytes) -> bool:
     return not (key in tier.writing or key in tier.tombs or _is_surely_in(tier, key))
 
 
-def _is_due(tier: TierState, key: bytes) -> bool:
-    """Whether `tier` has still to get `key`, and may."""
-    return key in tier.owed or (key in tier.writing and key not in tier.overdue)
+def _due(tier: TierState) -> set[bytes]:
+    """What `tier` has still to get, and may."""
+    return tier.owed.keys() | (tier.writing.keys() - tier.overdue)
 
 
 def _is_surely_in(tier: TierState, key: bytes) -> bool:

@@ -10,6 +10,7 @@ select       which tiers a request is about, and which peers
 request      one request for promotion
 fetch        promotion in key order, in waves, single-flight
 cascade      writes to the tiers: through, on evict, cleaning
+room         slots for what callers store, and what stays meanwhile
 capacity     room in tiers that have a ``capacity``
 shared       the same where instances share it
 erase        deletion that no late write can undo
@@ -34,7 +35,9 @@ from .dispatch import Dispatcher
 from .erase import Eraser, Erasure
 from .fetch import Fetcher
 from .locate import Locator
+from .prefix import Prefix
 from .request import Fetch
+from .room import Room
 from .select import Selector
 from .tier import TierState
 
@@ -91,6 +94,7 @@ class Planner:
         self._keeper = keeper = CapacityKeeper(tiers, self._dispatcher)
         self._cascader = Cascader(tiers, catalog, keeper, events, host)
         self._dispatcher.register(Verb.WRITE, self._cascader)
+        self._room = Room(tiers, catalog, self._cascader)
         self._eraser = Eraser(tiers, self._dispatcher, self._cascader.withdraw, events)
         keeper.erase_from, keeper.on_dropped = self._eraser.erase_from, self._cascader.drop
         keeper.on_collected = self._eraser.collected
@@ -211,11 +215,12 @@ class Planner:
 
     def absent(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those of `keys` that are neither READY nor FILLING, each once, in order."""
-        ready, filling = self.catalog.ready, self.catalog.filling
-        return [key for key in dict.fromkeys(keys) if key not in ready and key not in filling]
+        distinct = dict.fromkeys(keys)
+        known = (self.catalog.ready.keys() & distinct) | (self.catalog.filling.keys() & distinct)
+        return [key for key in distinct if key not in known] if known else list(distinct)
 
     def reserve(
-        self, keys: Sequence[bytes], now: float, *, lossless: bool, after: Collection[bytes] = ()
+        self, keys: Sequence[bytes], now: float, *, lossless: bool, after: Prefix | None = None
     ) -> dict[bytes, int]:
         """Give slots to as many of `keys` as fit, from the front.
 
@@ -226,9 +231,9 @@ class Planner:
         lossless : bool
             The caller would rather wait than lose something: leave room in the queues of writes, and evict
             nothing that a tier still has to get.
-        after : collection of bytes
-            Nothing of these is evicted that is to go to a tier and is in none yet: as long as there is such,
-            all of `keys` fit, or none gets a slot.
+        after : Prefix, optional
+            Nothing of it is evicted that is to go to a tier and is in none yet: as long as there is such, all
+            of `keys` fit, or none gets a slot.
 
         Returns
         -------
@@ -239,13 +244,13 @@ class Planner:
         wanted = self.absent(keys)
         if lossless:
             wanted = wanted[: max(0, self._cascader.room(now) - self._stores_to_come())]
-        keep = {key for key in keys if key in catalog.ready}
-        unsaved = self._cascader.secure(after, now) if after else ()
-        if unsaved and not self.fits(keys, keep=unsaved):
+        keep = catalog.ready.keys() & keys
+        spares = after is not None and self._room.is_ample(len(wanted), keep)
+        stay = keep if after is None or spares else self._room.beside(len(wanted), keep, after, now)
+        if stay is None:
             return {}
-        keep.update(unsaved)
-        may_go = self._is_paid if lossless else None
-        room = self._room(wanted, keep, may_go)
+        may_go = self._is_paid if lossless or spares else None
+        room = self._room.make(wanted, stay, may_go)
         return {key: catalog.reserve(key) for key in wanted[:room]}
 
     def commit(
@@ -280,13 +285,16 @@ class Planner:
             return False
         if catalog.free or catalog.idle > sum(len(tier.owed) for tier in self.tiers):
             return True
-        return catalog.idle > self._idle_among({key for tier in self.tiers for key in tier.owed})
+        return catalog.idle > self._room.idle_among({key for tier in self.tiers for key in tier.owed})
 
-    def fits(self, keys: Sequence[bytes], *, keep: Collection[bytes] = ()) -> bool:
-        """Whether there are slots for all of `keys`, for a caller who is not lossless, beside those that are
-        to `keep`."""
-        held = self._idle_among({*keys, *keep})
-        return len(self.absent(keys)) <= self.catalog.free + self.catalog.idle - held
+    def fits(self, keys: Sequence[bytes], now: float, *, after: Prefix | None = None) -> bool:
+        """Whether :meth:`reserve` has slots for all of `keys`, for a caller who is not lossless."""
+        wanted = len(self.absent(keys))
+        keep = self.catalog.ready.keys() & keys
+        if self._room.is_ample(wanted, keep):
+            return True
+        stay = keep if after is None else self._room.beside(wanted, keep, after, now)
+        return stay is not None and self._room.fits(wanted, stay)
 
     def wants_cleaning(self, now: float) -> None:
         """A lossless caller waits: pay what on-evict tiers are owed, so that something may go."""
@@ -358,21 +366,6 @@ class Planner:
         if tier is not None:
             unknown.append((key, tier))
         return Lookup.RETRY
-
-    def _room(
-        self, wanted: Sequence[bytes], keep: Collection[bytes], may_go: Callable[[int], bool] | None
-    ) -> int:
-        """Make room for as many of `wanted` as possible, from the front; returns how many."""
-        catalog = self.catalog
-        n = min(len(wanted), catalog.free + catalog.idle - self._idle_among(keep))
-        while n > catalog.free and not catalog.make_room(n, wanted[:n], keep=keep, may_go=may_go):
-            n = max(catalog.free, n // 2)
-        return n
-
-    def _idle_among(self, keys: Collection[bytes]) -> int:
-        """How many of `keys`, each given once, are READY and not leased."""
-        ready, leases = self.catalog.ready, self.catalog.leases
-        return sum(1 for key in keys if key in ready and not leases(ready[key]))
 
     def _stores_to_come(self) -> int:
         """Slots that callers are filling: each will want a place in the queues of writes."""

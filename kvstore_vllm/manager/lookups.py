@@ -88,6 +88,13 @@ class Lookups:
             state.plan = None
             self.waiting.discard(request)
 
+    def preempted(self, request: str) -> None:
+        """A request has to begin anew: it computes again what it cannot load."""
+        self.scheduled(request)
+        state = self._requests.get(request)
+        if state is not None:
+            state.computed = 0
+
     def finished(self, request: str) -> None:
         """A request has ended."""
         self.scheduled(request)

@@ -26,7 +26,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvstore import Event, KVStoreError, Store, WriteLease
+from kvstore import Event, KVStoreError, Prefix, Store, WriteLease
 
 from .._compat import key_positions
 from ..acks import AckWords
@@ -174,8 +174,10 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
                 return PrepareStoreOutput([], SlotSpec((), 0), [])
             self._note_computing(offered, context)
             return None
-        wishes = self._lookups.request(context).wishes
-        slots = lease.slots
+        state = self._lookups.request(context)
+        wishes, slots = state.wishes, lease.slots
+        if state.stored is not None:
+            state.stored.extend(slots)
         self._retention.stored(list(slots), wishes.priority, wishes.ttl)
         if order is not None:
             slots = {key: slots[key] for key in order if key in slots}
@@ -189,7 +191,8 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
 
     def _lease(self, offered: list[bytes], context: ReqContext) -> tuple[WriteLease, list[bytes] | None]:
         """A lease for as many of `offered` as fit; and their order, where the lease has them in another."""
-        stored, earlier = self._stored(offered), self._earlier(offered, context)
+        stored = self._stored(offered)
+        earlier = self._earlier(stored, context)
         if not self._several:
             return self.store.reserve(stored, after=earlier), None
         # vLLM offers group after group, but half of the groups is no head.
@@ -197,14 +200,14 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
         order = sorted(zip(offered, stored, strict=True), key=lambda pair: positions.get(pair[0], 0))
         return self.store.reserve([key for _, key in order], after=earlier), stored
 
-    def _earlier(self, offered: list[bytes], context: ReqContext) -> list[bytes]:
+    def _earlier(self, stored: list[bytes], context: ReqContext) -> Prefix | None:
         """The other chunks of a request that is larger than what it may have of the host: they could be those
-        that have to go for `offered`."""
-        positions = key_positions(context)
-        if len(positions) <= self.store.room:
-            return []
-        new = set(offered)
-        return self._stored([key for key in positions if key not in new])
+        that have to go for `stored`."""
+        state, positions = self._lookups.request(context), key_positions(context)
+        if state.stored is None and len(positions) > self.store.room:
+            new = set(stored)
+            state.stored = Prefix(key for key in self._stored(positions) if key not in new)
+        return state.stored
 
     def _note_computing(self, keys: list[bytes], context: ReqContext) -> None:
         """Say how many tokens the engine computes in this step, each once however often it is offered."""
@@ -237,8 +240,10 @@ class KVStoreManager(OffloadingManager):  # type: ignore[misc]
         """A step ends: take in what the tiers have done, and let go of what nobody waits for."""
         try:
             self.store.poll()
-            for request in (*context.new_req_ids, *context.preempted_req_ids):
+            for request in context.new_req_ids:
                 self._lookups.scheduled(request)
+            for request in context.preempted_req_ids:
+                self._lookups.preempted(request)
             self._lookups.step()
             self._transfers.sweep()
             self._retention.sweep()

@@ -6,6 +6,8 @@ from collections.abc import Container
 
 from vllm.v1.kv_offload.base import LookupResult
 
+from kvstore import Prefix
+
 from .heads import group_of
 from .promotion import Plan
 from .wishes import Wishes
@@ -45,6 +47,8 @@ class RequestState:
         The key of that chunk.
     computed : int
         Tokens up to the end of the last chunk that the engine is known to have computed.
+    stored : Prefix or None
+        What of the request is stored, once it has turned out to be larger than the host.
     """
 
     def __init__(self, wishes: Wishes) -> None:
@@ -59,6 +63,7 @@ class RequestState:
         self.found = False
         self.came = b""
         self.computed = 0
+        self.stored: Prefix | None = None
         self._retried: dict[int, tuple[int, bytes]] = {}  # group -> step and key of an open walk
 
     def wait(self, key: bytes, step: int, windowed: Container[int]) -> LookupResult:

@@ -6,6 +6,7 @@ holds (``ttl``); once that is over its chunks go before all others. What tiers h
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
@@ -29,6 +30,7 @@ class Retention:
         self._store = store
         self._ends: dict[bytes, float] = {}  # the most recent last
         self._due: list[tuple[float, tuple[bytes, ...]]] = []  # a heap
+        self._keys_due = 0  # in it, also those that no longer are, or that another end holds for
 
     def stored(self, keys: Sequence[bytes], priority: int | None, ttl: float | None) -> None:
         """A request stores `keys`, which were not in host memory: what it wishes is what holds.
@@ -50,7 +52,9 @@ class Retention:
             end = self._store.clock() + ttl
             self._ends.update(dict.fromkeys(keys, end))
             heappush(self._due, (end, tuple(keys)))
-            if len(self._ends) > 3 * self._store.arena.slots:
+            self._keys_due += len(keys)
+            slots = self._store.arena.slots
+            if len(self._ends) > 3 * slots or self._keys_due > 6 * slots:
                 self._forget_evicted()
 
     def sweep(self) -> None:
@@ -59,6 +63,7 @@ class Retention:
         over: list[bytes] = []
         while self._due and self._due[0][0] <= now:
             end, keys = heappop(self._due)
+            self._keys_due -= len(keys)
             mine = [key for key in keys if self._ends.get(key) == end]
             for key in mine:
                 del self._ends[key]
@@ -75,6 +80,9 @@ class Retention:
             for place, (key, end) in enumerate(self._ends.items())
             if place >= recent or key in self._store.resident
         }
-        left = ((end, tuple(key for key in keys if self._ends.get(key) == end)) for end, keys in self._due)
-        self._due = [(end, keys) for end, keys in left if keys]
+        by_end: defaultdict[float, list[bytes]] = defaultdict(list)
+        for key, end in self._ends.items():
+            by_end[end].append(key)
+        self._due = [(end, tuple(keys)) for end, keys in by_end.items()]
         heapify(self._due)
+        self._keys_due = len(self._ends)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
+import pytest
 from planning import Desk, failed
 
 from kvstore.config import TierConfig
 from kvstore.engine.base import Result, Status, Verb
-from support.chunks import chunk_key
+from kvstore.planner import Prefix
+from support.chunks import CHUNK, chunk_key
 from support.scripted import open_scripted
 
 KEYS = [chunk_key(number) for number in range(12)]
 A, B, C, D, E, F = KEYS[:6]
+NEW = [chunk_key(number) for number in range(100, 106)]
 CREATED = Result(Status.OK, 1)
 
 
@@ -41,7 +45,7 @@ def write(desk: Desk, *, tier: int = 0) -> list[bytes]:
 
 
 def reserve(desk: Desk, *keys: bytes, after: tuple[bytes, ...] = ()) -> list[bytes]:
-    return list(desk.planner.reserve(keys, desk.now, lossless=False, after=after))
+    return list(desk.planner.reserve(keys, desk.now, lossless=False, after=Prefix(after)))
 
 
 # Waiting for a place in the queue.
@@ -227,3 +231,110 @@ def test_a_tier_that_is_written_on_eviction_gets_them_first() -> None:
     assert desk.tiers[0].writing.keys() == {C, D}
     write(desk)
     assert reserve(desk, E, F, *KEYS[6:8], after=(A, B, C, D)) == [E, F, *KEYS[6:8]]
+
+
+def commit_to(desk: Desk, name: str, *keys: bytes) -> None:
+    """Store chunks that go to one tier alone."""
+    slots = desk.planner.reserve(keys, desk.now, lossless=False)
+    desk.planner.commit([(key, slot, CHUNK) for key, slot in slots.items()], desk.now, tiers=(name,))
+    desk.advance()
+
+
+def test_what_goes_to_one_of_two_tiers_is_in_none_yet() -> None:
+    desk = narrow(tier(), tier(name="other"), slots=4)
+    commit_to(desk, "other", A, B, C, D)
+    assert desk.tiers[1].owed.keys() == {C, D}
+    assert reserve(desk, E, after=(A, B, C, D)) == []
+    desk.answer(desk.batch(Verb.WRITE, 1), CREATED)
+    assert reserve(desk, E, after=(A, B, C, D)) == [E]
+    assert A not in desk.catalog.ready
+
+
+def test_where_there_is_plenty_what_is_owed_stays_although_it_is_older() -> None:
+    desk = narrow(tier(), slots=5)
+    desk.store(A, B, C)
+    desk.answer(desk.batch(Verb.WRITE), CREATED)
+    desk.store(D, E)
+    assert desk.tiers[0].owed.keys() == {D, E}
+    desk.planner.renew([A])
+    assert reserve(desk, F, after=(D, E)) == [F]
+    assert desk.catalog.ready.keys() == {B, C, D, E}
+
+
+# One who asks again and again.
+
+
+def test_nothing_is_looked_at_until_enough_writes_have_ended() -> None:
+    desk = narrow(tier(), slots=4)
+    desk.store(A, B, C, D)
+    prefix = Prefix([A, B, C, D])
+    assert not desk.planner.reserve([E, F], desk.now, lossless=False, after=prefix)
+    before = prefix.unsaved
+    assert not desk.planner.fits([E, F], desk.now, after=prefix)
+    desk.answer(desk.batch(Verb.WRITE), CREATED)
+    assert not desk.planner.reserve([E, F], desk.now, lossless=False, after=prefix)
+    assert prefix.unsaved is before == [A, B, C, D]
+    desk.answer(desk.batch(Verb.WRITE), CREATED)
+    assert list(desk.planner.reserve([E, F], desk.now, lossless=False, after=prefix)) == [E, F]
+    assert desk.catalog.ready.keys() == {C, D}
+
+
+def test_a_tier_that_is_written_on_eviction_gets_all_of_them_while_somebody_asks() -> None:
+    """Also where its queue takes far fewer at a time than have to go."""
+    desk = narrow(tier(write="on-evict"), slots=8, limit=2)
+    desk.store(*KEYS[:8])
+    prefix = Prefix(KEYS[:8])
+    for _ in KEYS[:8]:
+        if desk.planner.reserve(NEW, desk.now, lossless=False, after=prefix):
+            break
+        desk.advance()
+        desk.answer(desk.batch(Verb.WRITE), CREATED)
+    assert desk.catalog.filling.keys() == set(NEW)
+    assert desk.tiers[0].counters.dropped == 0
+
+
+class Bustle:
+    """Callers, workers and readers who do this and that with the chunks of one prefix, and with others."""
+
+    def __init__(self, seed: int) -> None:
+        self.luck = Random(seed)
+        self.desk = narrow(tier(), tier(name="other"), slots=8, limit=3)
+        self.prefix = Prefix()
+        self.leases: list[list[int]] = []
+        self.actions = [self.store, self.store, self.answer, self.answer, self.answer]
+        self.actions += [self.lease, self.drop, self.delete]
+
+    def store(self) -> None:
+        keys = self.luck.sample(self.luck.choice([KEYS[:8], KEYS[8:]]), 2)
+        new = self.desk.planner.absent(keys)
+        commit_to(self.desk, self.luck.choice(["disk", "other"]), *keys)
+        self.prefix.extend(key for key in new if key in KEYS[:8])
+
+    def answer(self) -> None:
+        if self.desk.batches:
+            batch = self.luck.choice(self.desk.batches)
+            self.desk.answer(batch, *[self.luck.choice([CREATED, CREATED, failed()]) for _ in batch.keys])
+
+    def lease(self) -> None:
+        held, _ = self.desk.planner.hold(self.luck.sample(KEYS, 3))
+        self.leases.append(list(held.values()))
+
+    def drop(self) -> None:
+        if self.leases:
+            self.desk.planner.drop(self.leases.pop())
+
+    def delete(self) -> None:
+        self.desk.planner.delete([self.luck.choice(KEYS)], self.desk.now)
+        self.desk.advance()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_who_asks_again_gets_the_same_answers_as_who_asks_anew(seed: int) -> None:
+    """Whatever happens in between."""
+    bustle = Bustle(seed)
+    luck, planner, now = bustle.luck, bustle.desk.planner, bustle.desk.now
+    for _ in range(200):
+        for _ in range(luck.randint(1, 8)):
+            luck.choice(bustle.actions)()
+        wanted, anew = NEW[: luck.randint(1, 6)], Prefix(KEYS[:8])
+        assert planner.fits(wanted, now, after=bustle.prefix) == planner.fits(wanted, now, after=anew)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from kvstore import BackendError, Lookup, NoSpaceError, Store
+from kvstore import BackendError, Lookup, NoSpaceError, Prefix, Store
 from kvstore.backends import memory
 from kvstore.engine.base import Verb
 from support.chunks import chunk_key, payload
@@ -125,6 +126,37 @@ def test_reserve_returns_what_fits_when_its_wait_is_over(scripted: Opener) -> No
         assert (list(lease), lease.refused) == ([B], [C])
     assert clock() - started == pytest.approx(5.0, abs=0.02)
     assert time.process_time() - busy < 1.0, "it waits in steps, not in a spin"
+
+
+def test_reserve_waits_for_the_beginning_and_no_longer_than_it_is_told(scripted: Opener) -> None:
+    store, engine, clock = scripted("", timeout="100s", slots=4)
+    with store.reserve(KEYS[:4]):
+        pass
+    prefix, turns = Prefix(KEYS[:4]), 0
+    reserve = store._planner.reserve
+
+    def counted(*args: Any, **options: Any) -> dict[bytes, int]:
+        nonlocal turns
+        turns += 1
+        assert turns < 100, "it spins"
+        return reserve(*args, **options)
+
+    store._planner.reserve = counted  # type: ignore[method-assign]
+    started = clock()
+    with store.reserve(KEYS[4:6], wait=5.0, after=prefix) as lease:
+        assert lease.refused == KEYS[4:6]
+    assert clock() - started == pytest.approx(5.0, abs=0.02)
+    engine.script.extend([-1, 0, 0])
+    with store.reserve(KEYS[4:6], wait=5.0, after=prefix) as lease:
+        assert list(lease) == KEYS[4:6]
+    assert clock() - started < 6.0
+    assert turns == 2
+
+
+def test_what_comes_before_is_a_prefix(scripted: Opener) -> None:
+    store, _, _ = scripted("")
+    with pytest.raises(TypeError, match=r"use Prefix\(keys\)"):
+        store.reserve([B], after=[A])  # type: ignore[arg-type]
 
 
 # Reading.

@@ -99,6 +99,23 @@ def test_the_past_is_not_remembered_without_end(make: Make) -> None:
     assert resident(world, last) == 2
 
 
+def test_neither_is_the_past_of_chunks_that_come_again(make: Make) -> None:
+    world, clock = make()
+    for _ in range(50):
+        last = Offers(world, "a", SLOTS, priority=90, ttl=60)
+        assert last.offer() == last.keys
+        clock.advance(0.001)
+        world.store.clear()
+    last.offer()
+    assert sum(len(keys) for _, keys in world.manager._retention._due) <= 6 * SLOTS
+    clock.advance(59)
+    end_step(world)
+    assert len(world.manager._retention._ends) == SLOTS
+    clock.advance(1)
+    end_step(world)
+    assert not world.manager._retention._ends
+
+
 @pytest.mark.parametrize("ttl", ["soon", -1, 0, [1], True, 10**400])
 def test_what_is_no_time_is_ignored(make: Make, ttl: object, caplog: pytest.LogCaptureFixture) -> None:
     world, clock = make()
