@@ -12,7 +12,7 @@ botocore has given up; that is switched off.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import suppress
 from datetime import datetime
@@ -180,6 +180,26 @@ class Client:
         except Exception as error:
             raise explain(error, self.url, self._endpoint) from None
         return answer
+
+    def pages(self, **arguments: str) -> Iterator[dict[str, Any]]:
+        """Answers to ListObjectsV2, one after the other."""
+        more: dict[str, str] = {}
+        while True:
+            page = self.run(self._list, {**arguments, **more})
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def _list(self, arguments: Mapping[str, str]) -> dict[str, Any]:
+        return await self.call("list_objects_v2", **arguments)
+
+    def directories(self) -> Iterator[str]:
+        """What names below the prefix start with, up to the next ``/``."""
+        root = f"{self.prefix}/" if self.prefix else ""
+        for page in self.pages(Prefix=root, Delimiter="/"):
+            for row in page.get("CommonPrefixes", []):
+                yield row["Prefix"][len(root) :].rstrip("/")
 
     async def read(self, body: Any, size: int) -> bytes:
         """Some bytes of an answer's body, `size` at most; none at its end.

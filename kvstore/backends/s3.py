@@ -140,6 +140,12 @@ class S3Backend(FileBackend):
         other._find_root()
         return other
 
+    def neighbours(self) -> list[str]:
+        """Names of the namespaces of the same root, its own among them; none of them is read."""
+        if not self._client.is_open:
+            self._client.connect()
+        return [name for name in self._client.directories() if is_namespace(name)]
+
     def attach(self) -> None:
         """Build the client."""
         self._client.connect()
@@ -313,7 +319,7 @@ class S3Backend(FileBackend):
         that kvstore does not give: ``a.txt`` comes before ``a/z``.
         """
         start = len(self._root) + 1
-        for page in _pages(self._client, Prefix=f"{self._root}/", StartAfter=self._path(after)):
+        for page in self._client.pages(Prefix=f"{self._root}/", StartAfter=self._path(after)):
             for row in page.get("Contents", []):
                 name = row["Key"][start:]
                 if name and not name.endswith("/"):  # those are marks of directories, made by other tools
@@ -351,29 +357,12 @@ def namespaces(
     try:
         client.connect()
         root = f"{client.prefix}/" if client.prefix else ""
-        for page in _pages(client, Prefix=root, Delimiter="/"):
-            for row in page.get("CommonPrefixes", []):
-                name = row["Prefix"][len(root) :].rstrip("/")
-                manifest = client.run(_read_small, client, f"{root}{name}/{MANIFEST}")
-                if manifest is not None or is_namespace(name):
-                    yield name, manifest
+        for name in client.directories():
+            manifest = client.run(_read_small, client, f"{root}{name}/{MANIFEST}")
+            if manifest is not None or is_namespace(name):
+                yield name, manifest
     finally:
         client.close()
-
-
-def _pages(client: Client, **arguments: str) -> Iterator[dict[str, Any]]:
-    """A listing, page by page."""
-    more: dict[str, str] = {}
-    while True:
-        page = client.run(_list, client, {**arguments, **more})
-        yield page
-        if not page.get("IsTruncated"):
-            return
-        more = {"ContinuationToken": page["NextContinuationToken"]}
-
-
-async def _list(client: Client, arguments: dict[str, str]) -> dict[str, Any]:
-    return await client.call("list_objects_v2", **arguments)
 
 
 async def _read_small(client: Client, path: str) -> bytes | None:

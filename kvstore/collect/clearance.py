@@ -7,9 +7,11 @@ Whoever has the lead in the root does it, in three steps, each only if the one b
 2. **Survey.** List all namespaces, and remember what was used least recently in any of them. Books in which
    somebody has died are put right by the way.
 3. **Delete** the oldest, a batch at a time, each namespace's part by its own books and with the lead there.
-   Where another collector has that, its objects stay until the next survey, and the next oldest go.
+   Where another collector has that, or nothing can be deleted, its objects stay for a while, and the next
+   oldest go.
 
-A namespace whose stores have no limits has no books. Its share is what the last survey has seen.
+A namespace whose stores have no limits has no books. Its share is what the last survey has seen. Until every
+namespace has a share the root is not counted, and nobody is granted anything.
 """
 
 from __future__ import annotations
@@ -26,19 +28,20 @@ from .books import Books
 from .limits import Free, Limits
 from .places import Root
 from .report import Row
-from .shares import cover, follow, lower_share, new_stamp
+from .shares import cover, drop, follow, lower_share, new_stamp
 from .survey import MOST_VICTIMS, Oldest
 
 __all__ = ["Clearance"]
 
 #: Objects of a listing between two looks at the clock.
 _STRIDE = 64
-#: Seconds from one survey to the next that doubts alone can give rise to.
+#: Seconds from one survey to the next that doubts alone can give rise to, and for which a namespace is passed
+#: by from which nothing could be deleted.
 _PATIENCE = 30.0
 #: Bytes before a key that stand for its namespace.
 _NUMBER = 4
 
-_Work = Callable[[FileBackend, Books], int]
+_Work = Callable[[FileBackend, Books], int | None]
 
 
 class Clearance:
@@ -68,8 +71,9 @@ class Clearance:
         self._directories: list[str] = []  # by the number before a victim's key
         self._victims: list[tuple[float, int, bytes]] = []  # the oldest last
         self._patient_until = 0.0  # doubts are no reason for another survey until then
+        self._passed_by: dict[str, float] = {}  # namespace -> until when surveys look for victims elsewhere
         self._stored: dict[str, int] = {}  # bytes in each namespace; the rest of its share is granted
-        self._doubtful = self._blind = False
+        self._doubtful = False
         self._trouble: OSError | None = None
         self._removed: list[Row] = []
         self._going: Generator[None, None, None] | None = None
@@ -99,20 +103,23 @@ class Clearance:
 
     def _steps(self, needed: int) -> Generator[None, None, None]:
         self._trouble = None
-        yield from self._settle_all()
+        there = yield from self._settle_all()
         excess = self._excess(needed)
         doubt = self._doubtful and time.monotonic() >= self._patient_until
-        if self._blind or (excess and (doubt or not self._victims)):
+        if not self._shares().keys() >= set(there) or (excess and (doubt or not self._victims)):
             yield from self._survey()
-            excess = self._excess(needed)
-        self._books.change(_count)
-        while excess > 0 and self._victims:
+            there, excess = self._directories, self._excess(needed)
+        counted = self._books.change(partial(_count, there))
+        while counted and excess > 0 and self._victims:
             for directory, rows in self._next_batch(excess).items():
                 if not self._books.keep_lead():
                     return
-                excess -= self._within(directory, partial(self._delete, directory, rows))
+                freed = self._within(directory, partial(self._delete, directory, rows))
+                if freed is None:
+                    self._pass_by(directory)
+                excess -= freed or 0
                 yield
-        if excess > 0 and self._trouble is not None:
+        if self._trouble is not None and (excess > 0 or not counted):
             raise self._trouble
 
     def _excess(self, needed: int) -> int:
@@ -121,36 +128,42 @@ class Clearance:
         granted = max(0, root.shared_out - stored)
         return self._limits.excess(stored, granted, needed, Free.endless(), 0)
 
-    def _within(self, directory: str, work: _Work) -> int:
-        """Work in a namespace; one that is out of reach is left alone, and the work came to nothing."""
+    def _shares(self) -> dict[str, Share]:
+        """By the books of the root."""
+        return (self._books.read() or Accounts()).shares
+
+    def _within(self, directory: str, work: _Work) -> int | None:
+        """Work in a namespace; None, and it is left alone, if it is out of reach."""
         try:
             with self._root.enter(directory) as (backend, books):
                 return work(backend, books)
         except OSError as error:
             self._trouble = error
-            return 0
+            return None
 
     # Step 1.
 
-    def _settle_all(self) -> Generator[None, None, None]:
-        self._doubtful = self._blind = False
+    def _settle_all(self) -> Generator[None, None, list[str]]:
+        """Returns the namespaces that are there; those without a share have to be surveyed."""
+        self._doubtful = False
         self._stored = {}
+        shares = self._shares()  # first: whoever has one was there before the listing, unless it was removed
         there = self._root.directories()
-        shares = (self._books.read() or Accounts()).shares
         for directory in sorted({*there, *shares}):
             if directory in there:
                 self._within(directory, partial(self._settle, directory))
             else:
-                self._books.change(partial(follow, directory, shares[directory], 0))
+                self._books.change(partial(drop, directory, shares[directory]))
             yield
+        return there
 
     def _settle(self, directory: str, _backend: FileBackend, books: Books) -> int:
         """Lower a share to what is taken; returns that."""
         accounts = books.read()
         if accounts is None or not accounts.counted:
-            share = (self._books.read() or Accounts()).shares.get(directory)
-            self._blind = self._blind or share is None
-            self._stored[directory] = 0 if share is None else share.size
+            share = self._shares().get(directory)
+            if share is not None:
+                self._stored[directory] = share.size
             self._doubtful = True
             return 0
         held = max(accounts.share.size, accounts.taken)
@@ -170,42 +183,80 @@ class Clearance:
     def _survey(self) -> Generator[None, None, None]:
         self._directories, oldest = self._root.directories(), Oldest(self._most)
         self._victims = []
+        now = time.monotonic()
+        self._passed_by = {name: until for name, until in self._passed_by.items() if until > now}
         for number, directory in enumerate(self._directories):
             try:
                 with self._root.enter(directory) as (backend, books):
-                    yield from self._look(number, backend, books, oldest)
+                    yield from self._visit(number, backend, books, oldest)
             except OSError as error:
                 self._trouble = error
         self._victims = oldest.take()
         self._patient_until = time.monotonic() + _PATIENCE
 
+    def _visit(
+        self, number: int, backend: FileBackend, books: Books, oldest: Oldest
+    ) -> Generator[None, None, None]:
+        """Survey a namespace; where its books are out of reach, and it has no share, by the listing alone."""
+        directory = self._directories[number]
+        try:
+            yield from self._look(number, backend, books, oldest)
+        except OSError as error:
+            self._trouble = error
+            if directory not in self._shares():
+                _, size = yield from self._list(number, backend, None)
+                self._cover(directory, size)
+
     def _look(
         self, number: int, backend: FileBackend, books: Books, oldest: Oldest
     ) -> Generator[None, None, None]:
         """List a namespace; put its books right where that has to be done and nobody else is at it."""
+        directory = self._directories[number]
         accounts = books.read()
         leads = accounts is not None and _is_unsure(accounts) and books.take_lead()
         before = books.read() or Accounts()
-        prefix = number.to_bytes(_NUMBER)
-        chunks = size = 0
-        for chunks, found in enumerate(backend.scan(), 1):
-            oldest.add(prefix + found.key, found.size, found.mtime)
-            size += found.size
-            if not chunks % _STRIDE:
-                yield
-        directory = self._directories[number]
+        passed_by = directory in self._passed_by
+        chunks, size = yield from self._list(number, backend, None if passed_by else oldest)
         if leads:
             books.change(
                 partial(_put_right, books, chunks, size, copy.copy(before.turnover), before.strangers)
             )
             self._settle(directory, backend, books)
-        elif accounts is None or not accounts.counted:
-            seen = self._books.change(partial(cover, directory, size, new_stamp()))
-            self._stored[directory] = size
-            if accounts is None:
+        elif accounts is None:
+            seen = self._cover(directory, size)
+            if books.read() is None:  # still: so nobody has entered what was seen
                 self._books.change(partial(follow, directory, seen, size))
+        elif not accounts.counted:
+            self._cover(directory, max(size, accounts.share.size, accounts.taken), size)
+        elif directory not in self._stored:
+            self._settle(directory, backend, books)
+
+    def _list(
+        self, number: int, backend: FileBackend, oldest: Oldest | None
+    ) -> Generator[None, None, tuple[int, int]]:
+        """Returns the objects of a namespace, and their bytes; `oldest` is to consider each."""
+        prefix = number.to_bytes(_NUMBER)
+        chunks = size = 0
+        for chunks, found in enumerate(backend.scan(), 1):
+            if oldest is not None:
+                oldest.add(prefix + found.key, found.size, found.mtime)
+            size += found.size
+            if not chunks % _STRIDE:
+                yield
+        return chunks, size
+
+    def _cover(self, directory: str, held: int, stored: int | None = None) -> Share:
+        """Cover `held` bytes of a namespace, of which `stored` were seen; as a rule all of them."""
+        self._stored[directory] = held if stored is None else stored
+        return self._books.change(partial(cover, directory, held, new_stamp()))
 
     # Step 3.
+
+    def _pass_by(self, directory: str) -> None:
+        """Look for victims elsewhere for a while."""
+        self._passed_by[directory] = time.monotonic() + _PATIENCE
+        prefix = self._directories.index(directory).to_bytes(_NUMBER)
+        self._victims = [victim for victim in self._victims if not victim[2].startswith(prefix)]
 
     def _next_batch(self, excess: int) -> dict[str, list[Row]]:
         """Take some of the oldest, no more than have to go, by namespace."""
@@ -219,12 +270,14 @@ class Clearance:
             excess -= size
         return batch
 
-    def _delete(self, directory: str, rows: list[Row], backend: FileBackend, books: Books) -> int:
-        """Delete those of `rows` that were not used meanwhile; returns their bytes."""
+    def _delete(self, directory: str, rows: list[Row], backend: FileBackend, books: Books) -> int | None:
+        """Delete those of `rows` that were not used meanwhile; returns their bytes, None where another
+        collector has the lead."""
+        share = self._shares().get(directory, Share())  # before the books: without any, nobody has entered it
         accounts = books.read()
         kept = accounts is not None
         if kept and not books.take_lead():
-            return 0
+            return None
         if accounts is not None:
             rows = _first(rows, accounts.size)  # the rest is so young that it was not reported yet
         rows = books.still_unused(rows)
@@ -240,7 +293,6 @@ class Clearance:
         if kept:
             self._settle(directory, backend, books)
         else:
-            share = (self._books.read() or Accounts()).shares.get(directory, Share())
             self._books.change(partial(follow, directory, share, max(0, share.size - freed)))
         if directory == self._directory:
             self._removed += removed
@@ -275,9 +327,10 @@ def _is_unsure(accounts: Accounts) -> bool:
     return not accounts.counted or accounts.doubtful or accounts.deleting
 
 
-def _count(root: Accounts) -> None:
-    """All namespaces are taken in."""
-    root.counted = True
+def _count(directories: Sequence[str], root: Accounts) -> bool:
+    """Note that all namespaces are taken in, if they are; returns whether the root is counted."""
+    root.counted = root.counted or root.shares.keys() >= set(directories)
+    return root.counted
 
 
 def _begin(accounts: Accounts) -> None:

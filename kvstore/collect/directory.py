@@ -93,8 +93,7 @@ class DirectoryBooks(Books):
         OSError
             The files cannot be written.
         """
-        ground = os.path.dirname(os.path.dirname(self._space))
-        make_directories(self.path, self._mode | (self._mode & 0o444) >> 2, ground)
+        self._make_place()
         if not self._lock.acquire(self._patience):
             raise TimeoutError(f"{self._lock.path}: somebody has held this lock for {self._patience:g} s")
         try:
@@ -103,6 +102,10 @@ class DirectoryBooks(Books):
             self._write(accounts)
         finally:
             self._lock.release()
+
+    def _make_place(self) -> None:
+        ground = os.path.dirname(os.path.dirname(self._space))
+        make_directories(self.path, self._mode | (self._mode & 0o444) >> 2, ground)
 
     def now(self) -> float:
         """Time of the last change, by the clock of the file system."""
@@ -170,6 +173,7 @@ class DirectoryBooks(Books):
 
     def take_lead(self, patience: float = 0.0) -> bool:
         """Lock the collector's file."""
+        self._make_place()
         return self._lead.acquire(patience)
 
     def leads(self, accounts: Accounts) -> bool:

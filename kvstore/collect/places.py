@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..backends import BackendContext, connect, namespaces
+from ..backends import BackendContext, connect
 from ..backends.files import FileBackend
 from ..backends.layout import is_namespace
 from .limits import SHARED
@@ -94,7 +95,10 @@ class Root:
         OSError
             The root cannot be listed.
         """
-        return [directory for directory, _ in namespaces(self._tier) if is_namespace(directory)]
+        if self._client is not None:
+            return self._client.neighbours()
+        with os.scandir(self._tier.path) as found:
+            return sorted(entry.name for entry in found if is_namespace(entry.name) and entry.is_dir())
 
     @contextmanager
     def enter(self, directory: str) -> Iterator[tuple[FileBackend, Books]]:

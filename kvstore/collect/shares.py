@@ -2,9 +2,11 @@
 
 The books of a root say what each namespace may take; those of a namespace, too, and nothing is granted
 beyond. Two books cannot be changed at once, and whoever changes them may die in between. What holds at every
-moment: in the books of the root a share is no smaller than in those of the namespace. So the sum of what the
-namespaces hold never passes the total, and a change that is lost leaves a share too large in the root, never
-too small.
+moment, once the root is counted: in its books a share is no smaller than in those of the namespace. So what
+the namespaces are granted together never passes the total, and a change that is lost leaves a share too large
+in the root, never too small. What is there without a grant, by stores without the limit or from before the
+root was counted, is covered by a share, too, whatever the total is, until room is made. The one exception is
+a namespace whose books could not be read when the root was counted: its share is what is stored there.
 
 To raise a share:
 
@@ -31,7 +33,7 @@ import os
 from .accounting import Accounts, Share
 from .limits import Free, Limits
 
-__all__ = ["cover", "enter_share", "follow", "lower_share", "new_stamp", "raise_share"]
+__all__ = ["cover", "drop", "enter_share", "follow", "lower_share", "new_stamp", "raise_share"]
 
 
 def new_stamp() -> str:
@@ -76,11 +78,12 @@ def lower_share(seen: Share, stamp: str, accounts: Accounts) -> int:
 
 
 def follow(directory: str, seen: Share, size: int, root: Accounts) -> None:
-    """Lower the share of `directory` to `size` bytes, and drop it when they are none, if it is still what was
-    `seen`."""
-    if root.shares.get(directory) != seen:
-        return
-    if size:
+    """Lower the share of `directory` to `size` bytes, if it is still what was `seen`."""
+    if root.shares.get(directory) == seen:
         root.shares[directory] = Share(size, seen.stamp)
-    else:
+
+
+def drop(directory: str, seen: Share, root: Accounts) -> None:
+    """Forget the share of a namespace that was removed, if it is still what was `seen`."""
+    if root.shares.get(directory) == seen:
         del root.shares[directory]

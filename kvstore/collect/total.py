@@ -81,7 +81,7 @@ class Total:
     def is_over(self) -> bool:
         """Whether room has to be made: because somebody waits for it, or ahead of that."""
         if self._high is None:
-            self._books.change(partial(self._judge, needed=0))
+            self._judge(self._books.read() or Accounts(), 0)
         return self.busy or self._short or (bool(self._high) and time.monotonic() >= self._calm_until)
 
     def is_tight(self) -> bool:
