@@ -40,6 +40,8 @@ class Prefetched(NamedTuple):
     def of(cls, keys: Sequence[bytes], promoted: Iterable[bytes], missing: Iterable[bytes]) -> Prefetched:
         """Sort `keys` by what became of them; what was neither promoted nor missing was skipped."""
         up, gone = set(promoted), set(missing)
+        if len(up) == len(keys):
+            return cls(tuple(keys), (), ())
         rest = set(keys) - up - gone
         return cls(
             *(tuple([key for key in keys if key in which]) if which else () for which in (up, gone, rest))

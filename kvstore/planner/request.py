@@ -41,8 +41,8 @@ class Fetch:
         into: dict[bytes, int] | None = None,
     ) -> None:
         self.tiers: Sequence[TierState] | None = None
-        self.todo: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
-        self._order = list(self.todo)
+        self._keys = list(keys)
+        self.todo: OrderedDict[bytes, None] = OrderedDict.fromkeys(self._keys)
         self.coming: set[bytes] = set()
         self.promoted: list[bytes] = []
         self.missing: list[bytes] = []
@@ -71,7 +71,7 @@ class Fetch:
     @cached_property
     def _places(self) -> dict[bytes, int]:
         """Key -> place in the request; few requests need it."""
-        return {key: place for place, key in enumerate(self._order)}
+        return {key: place for place, key in enumerate(dict.fromkeys(self._keys))}
 
     def sort(self) -> None:
         """Bring ``todo`` into the order of the request."""
