@@ -20,6 +20,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from _garbage import litter
+
 import kvstore
 from kvstore.backends import create_files
 from kvstore.collect.collector import Collector
@@ -33,8 +35,8 @@ OBJECTS = 100_000
 CHUNK = 2 << 20
 CHUNKS = 64
 BATCH = 16
-#: Seconds of a window, and the age of the garbage.
-WINDOW, LONG_AGO = 0.4, 1e6
+#: Seconds of a window.
+WINDOW = 0.4
 REMOVED_PER_SECOND = 20_000
 AT_LEAST = 0.8
 #: Pairs of windows at most.
@@ -43,23 +45,8 @@ ROUNDS = 60
 NAMESPACE = Namespace({"model": "collect"}, CHUNK)
 
 
-def litter(root: Path, count: int) -> None:
-    """Make `count` objects that nobody has used for long."""
-    space = root / NAMESPACE.directory
-    for fan in range(256):
-        (space / f"{fan:02x}").mkdir(parents=True, exist_ok=True)
-    when = time.time() - LONG_AGO
-    for _ in range(count):
-        name = os.urandom(16).hex()
-        path = f"{space}/{name[:2]}/{name}.kv"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(fd, 8192)
-        os.close(fd)
-        os.utime(path, (when, when))
-
-
 def test_removal_is_cheap(benchmark: Any, tmp_path: Path) -> None:
-    litter(tmp_path, OBJECTS)
+    litter(tmp_path, NAMESPACE, OBJECTS)
     backend = create_files(TierConfig(url=str(tmp_path)), NAMESPACE)
     backend.open()
     books = DirectoryBooks(f"{tmp_path}/{NAMESPACE.directory}")
@@ -154,7 +141,7 @@ def test_running_instances_hardly_feel_it(benchmark: Any, tmp_path: Path) -> Non
         for key in keys:
             store.put(key, key * (CHUNK // len(key)))
         assert store.flush(timeout=60)
-        litter(tmp_path, OBJECTS)
+        litter(tmp_path, NAMESPACE, OBJECTS)
         works = {"promotion": promoting(store, keys), "store": storing(store)}
         with collecting(tmp_path) as switch:
             for number in range(ROUNDS):
