@@ -21,6 +21,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import IntEnum
+from itertools import compress
+from operator import not_
 
 from .policy.base import EvictionPolicy
 
@@ -139,27 +141,30 @@ class Catalog:
 
     def publish(self, key: bytes, slot: int, length: int) -> bool:
         """Make a FILLING slot READY; when `key` was deleted meanwhile, free the slot and return False."""
-        return bool(self.publish_many([(key, slot, length)]))
+        return bool(self.publish_many((key,), (slot,), (length,))[0])
 
-    def publish_many(self, chunks: Iterable[tuple[bytes, int, int]]) -> list[tuple[bytes, int]]:
-        """Do that for each ``(key, slot, length)``, in order; returns key and slot of those now READY."""
-        filling, ready, state, lengths = self.filling, self.ready, self._state, self._length
-        published = []
-        for key, slot, length in chunks:
-            if filling.get(key) != slot:
-                self._release(slot)
-                continue
+    def publish_many(
+        self, keys: Sequence[bytes], slots: Sequence[int], lengths: Sequence[int]
+    ) -> tuple[Sequence[bytes], Sequence[int]]:
+        """Do that for each of `keys`, in order; returns keys and slots of those now READY."""
+        filling, state, all_lengths = self.filling, self._state, self._length
+        if list(map(filling.get, keys)) != list(slots):
+            owned = list(map(self.owns, keys, slots))
+            self._release_many(list(compress(slots, map(not_, owned))))
+            keys, slots = list(compress(keys, owned)), list(compress(slots, owned))
+            lengths = list(compress(lengths, owned))
+        for key in keys:
             del filling[key]
-            ready[key] = slot
+        for slot, length in zip(slots, lengths, strict=True):
             state[slot] = _READY
-            lengths[slot] = length
-            self.bytes += length
-            published.append((key, slot))
-        self.published += len(published)
-        self._idle += len(published)
-        self.eased += len(published)
-        self.policy.add_many([key for key, _ in published])
-        return published
+            all_lengths[slot] = length
+        self.ready.update(zip(keys, slots, strict=True))
+        self.bytes += sum(lengths)
+        self.published += len(keys)
+        self._idle += len(keys)
+        self.eased += len(keys)
+        self.policy.add_many(keys)
+        return keys, slots
 
     def discard(self, key: bytes, slot: int) -> None:
         """Free a FILLING slot: its chunk did not come."""

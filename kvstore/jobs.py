@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -37,11 +37,11 @@ class Prefetched(NamedTuple):
     skipped: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, keys: Sequence[bytes], promoted: Iterable[bytes], missing: Iterable[bytes]) -> Prefetched:
+    def of(cls, keys: Sequence[bytes], promoted: Sequence[bytes], missing: Sequence[bytes]) -> Prefetched:
         """Sort `keys` by what became of them; what was neither promoted nor missing was skipped."""
-        up, gone = set(promoted), set(missing)
-        if len(up) == len(keys):
+        if len(promoted) == len(keys):
             return cls(tuple(keys), (), ())
+        up, gone = set(promoted), set(missing)
         rest = set(keys) - up - gone
         return cls(
             *(tuple([key for key in keys if key in which]) if which else () for which in (up, gone, rest))
@@ -150,6 +150,7 @@ class Job(Generic[_T]):
             fd = os.dup(self._store.fileno())  # a loop knows one reader for each descriptor
             loop.add_reader(fd, self._look)
             try:
+                self._look()
                 while not waiter.done():
                     await asyncio.wait([waiter], timeout=_TICK)
                     self._look()
@@ -161,6 +162,8 @@ class Job(Generic[_T]):
     def _look(self) -> None:
         with suppress(ClosedError):  # then the job says so
             self._store.poll()
+            while self._store.resting:
+                self._store.poll()
 
 
 def _cancelled() -> NoReturn:

@@ -58,7 +58,7 @@ EngineFactory = Callable[[StoreConfig, Namespace, Arena, BackendFactory], Engine
 _log = logging.getLogger("kvstore")
 
 #: Payload bytes in one batch. Reads: every batch costs the caller, and what of it has come is told meanwhile.
-_READ_BYTES = 32 << 20
+_READ_BYTES = 64 << 20
 #: Reads that a worker has under way together: between two batches nothing is.
 _BULK_READ_BYTES = 64 << 20
 #: Writes: enough to keep a worker busy, little enough for reads to wait behind.

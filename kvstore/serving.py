@@ -112,6 +112,10 @@ class Serving:
 
     def poll(self) -> None:
         """Apply what workers have completed, and start what is due."""
+        self.last_call = now = self.clock()
+        with self._lock:
+            if now < self._quiet_until and not self._has_news():
+                return  # as most polls of a busy loop do: at a third of the cost of a turn
         self._turn(_nothing)
 
     def fileno(self) -> int:
@@ -153,6 +157,11 @@ class Serving:
         """Whether workers have anything to do, or peers may."""
         return self._planner.busy or self._peers is not None
 
+    @property
+    def resting(self) -> bool:
+        """Whether planning goes on in the next turn; who only waits need not put it off."""
+        return self._planner.resting
+
     def pump(self, timeout: float) -> None:
         """One round of the idle pump: wait for a completion, and apply it without evicting anything.
 
@@ -176,7 +185,8 @@ class Serving:
         """
         waiter = Waiter(self._waiters, ready, self._deadline(timeout))
         while (outcome := self._turn(waiter.look)) is None:
-            waiter.sleep()
+            if not self.resting:
+                waiter.sleep()
         return outcome
 
     # Turns.
@@ -217,6 +227,12 @@ class Serving:
         self._dispatch(may_evict=may_evict)
         self._quiet_until = min(now + _QUIET, self._planner.next_deadline) if may_evict else 0.0
         return answer
+
+    def _has_news(self) -> bool:
+        """Whether a turn would find anything to apply, or to say no to; with the lock held."""
+        return bool(
+            self._closed or self._holds.returned or self._peers is not None or self._engine.has_news()
+        )
 
     def _collect(self, now: float) -> None:
         """Apply what workers report, and take back what callers no longer hold."""

@@ -257,15 +257,14 @@ class Store(Serving):
             Takes each of `keys` as soon as it is in host memory, so that it stays there until the lease ends.
             Whoever holds slots does not wait for others: what finds no room is skipped.
         """
-        keys = list(dict.fromkeys(check_keys(keys)))
-        fetch = Fetch(keys, into=None if into is None else into._slots)
+        fetch = Fetch(check_keys(keys), into=None if into is None else into._slots)
         job: Job[Prefetched] = Job(
             self, over=lambda: fetch.done or fetch.cancelled, stop=lambda: self._stop(fetch)
         )
 
         def settle() -> None:
             self._jobs.discard(job)
-            job.settle(lambda: Prefetched.of(keys, fetch.promoted, fetch.missing))
+            job.settle(lambda: Prefetched.of(fetch.keys, fetch.promoted, fetch.missing))
 
         def start(now: float) -> None:
             fetch.tiers = self._planner.select(tiers, now)

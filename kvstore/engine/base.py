@@ -131,6 +131,10 @@ class Engine(ABC):
     def submit(self, batch: Batch) -> None:
         """Queue a batch; never blocks."""
 
+    def has_news(self) -> bool:
+        """Whether :meth:`poll` may return anything now; for engines that know it cheaply."""
+        return True
+
     @abstractmethod
     def poll(self) -> list[Completion]:
         """What has ended since the last call; never blocks."""

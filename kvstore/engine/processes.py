@@ -168,8 +168,11 @@ class ProcessesEngine(Engine):
             self._asleep.discard(batch.tier)
             self._nursery.want(batch.tier, self._tiers[batch.tier].workers)
 
+    def has_news(self) -> bool:
+        return bool(self._answers or self._epoll.poll(0))  # a third of the cost of a receive that fails
+
     def poll(self) -> list[Completion]:
-        if not self._answers and not self._epoll.poll(0):  # a third of the cost of a receive that fails
+        if not self.has_news():
             return []
         done, self._answers = self._answers, []
         dead = self._take_notes() if self._bell.rung else ()

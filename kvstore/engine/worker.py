@@ -29,10 +29,13 @@ from .crew import Crew
 
 __all__ = ["Worker"]
 
-#: Results are reported at least this often (seconds). The head of a batch of reads is usable before its tail
-#: has come; nobody waits for the head of one of writes, and every report costs the worker a turn of the
-#: interpreter.
-_REPORT_EVERY = {Verb.READ: 0.01, Verb.WRITE: 0.02}
+#: Results are reported at least this often (seconds): every report costs worker and caller a turn.
+_REPORT_EVERY = 0.02
+#: Seconds after which a read is reported at once: others may take as long, and the head of a batch is usable
+#: before its tail has come. Nobody waits for the head of a batch of writes.
+_LONG_READ = 0.005
+#: Seconds that a part of a probe or a delete may take to be followed by a larger one.
+_SHORT_PART = 0.01
 #: Characters of an error that are reported.
 _LONGEST_ERROR = 500
 #: Keys of the first part of a probe or a delete.
@@ -145,7 +148,7 @@ class Worker:
             results = self._on_keys(verb, batch.keys[first : first + size])
             emit(Completion(batch.id, first, results, [], self._counters()))
             first += len(results)
-            if time.perf_counter() - started < _REPORT_EVERY[Verb.READ]:
+            if time.perf_counter() - started < _SHORT_PART:
                 size *= 4
 
     def _on_keys(self, verb: _OnKeys, keys: list[bytes]) -> list[Result]:
@@ -193,14 +196,16 @@ class Worker:
         emit(answer_all(batch, Result(Status.OK, answer.granted, time.perf_counter() - started)))
 
     def _transfer(self, batch: Batch, emit: _Emit) -> None:
-        report_every = _REPORT_EVERY[batch.verb]
-        first, results, reported = 0, [], time.perf_counter()
+        long = _LONG_READ if batch.verb is Verb.READ else _REPORT_EVERY
+        first, results = 0, []
+        reported = before = time.perf_counter()
         for result in self._moved(batch):
             results.append(result)
             now = time.perf_counter()
-            if now - reported >= report_every:
+            if now - reported >= _REPORT_EVERY or now - before >= long:
                 emit(Completion(batch.id, first, results, [], self._counters()))
                 first, results, reported = first + len(results), [], now
+            before = now
         if results:
             emit(Completion(batch.id, first, results, [], self._counters()))
 

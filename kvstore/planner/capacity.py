@@ -14,10 +14,11 @@ from ..collect.report import Report
 from ..engine.base import Result, Verb
 from ..frame import object_size
 from ..ledger import Ledger
+from .answers import Answers
 from .dispatch import Dispatcher
 from .erase import Erasure
 from .shared import SharedGate
-from .tier import Answer, Item, TierState
+from .tier import Item, TierState
 
 __all__ = ["CapacityKeeper"]
 
@@ -112,7 +113,7 @@ class CapacityKeeper:
         if gate is not None:
             gate.ended(object_size(item[2]), now)
 
-    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+    def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """A scan or a turn of a collector has ended."""
         for _, result in answers:
             self._gates[tier.index].done(result, now)

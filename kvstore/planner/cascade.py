@@ -16,9 +16,10 @@ from ..events import EventQueue
 from ..frame import object_size
 from ..presence import Known
 from . import report
+from .answers import Answers
 from .capacity import CapacityKeeper
 from .prefix import Prefix
-from .tier import Answer, Item, TierState
+from .tier import Item, TierState
 
 __all__ = ["Cascader"]
 
@@ -174,7 +175,7 @@ class Cascader:
 
     # What workers answer.
 
-    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+    def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """Writes have ended; after a TIMEOUT the slot stays leased until the worker answers."""
         written = [(item, result.value) for item, result in answers if result.status is Status.OK]
         if written:

@@ -109,8 +109,15 @@ class Planner:
         return self._dispatcher.busy or self._keeper.busy
 
     @property
+    def resting(self) -> bool:
+        """Whether a promotion goes on in the next turn, which should be soon."""
+        return self._fetcher.resting
+
+    @property
     def next_deadline(self) -> float:
         """Nothing is due or overdue before this time."""
+        if self.resting:
+            return float("-inf")
         return min(self._dispatcher.next_deadline, self._keeper.next_due)
 
     def take_outbox(self) -> list[Batch]:
@@ -255,19 +262,21 @@ class Planner:
 
     def commit(
         self, chunks: Sequence[tuple[bytes, int, int]], now: float, *, tiers: Collection[str] | None = None
-    ) -> list[bytes]:
+    ) -> Sequence[bytes]:
         """Make ``(key, slot, length)`` READY and plan their cascades, to all tiers or to those with these
         names; returns the keys that are READY now."""
         targets = None if tiers is None else self._selector.stored_in(tiers)
         before = self.catalog.bytes
-        published = self.catalog.publish_many(chunks)
-        self.host_counters.writes += len(published)
+        filled = [key for key, _, _ in chunks]
+        keys, slots = self.catalog.publish_many(
+            filled, [slot for _, slot, _ in chunks], [length for _, _, length in chunks]
+        )
+        self.host_counters.writes += len(keys)
         self.host_counters.written_bytes += self.catalog.bytes - before
-        self._fetcher.filled([key for key, _, _ in chunks], now)
-        keys = [key for key, _ in published]
+        self._fetcher.filled(filled, now)
         if keys:
             self._events.emit(report.stored(keys, self._host))
-        self._cascader.committed(published, now, targets)
+        self._cascader.committed(zip(keys, slots, strict=True), now, targets)
         return keys
 
     def abort(self, chunks: Sequence[tuple[bytes, int]], now: float) -> None:

@@ -15,14 +15,17 @@ and keeps the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 from typing import Protocol
 
 from ..engine.base import BATCH_LIMIT, Batch, Completion, Result, Status, Verb
 from ..events import EventQueue
+from .answers import Answers
 from .report import breaker_event
-from .tier import Answer, Direction, Item, TierState
+from .tier import Direction, Item, TierState
 
 __all__ = ["Dispatcher", "Handler"]
 
@@ -40,7 +43,7 @@ _IN_ORDER = (Verb.PROBE, Verb.READ, Verb.DELETE, Verb.WRITE, Verb.SCAN, Verb.COL
 class Handler(Protocol):
     """Part of the planner that a verb's results go to."""
 
-    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+    def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """These items have ended (or are past their deadline: TIMEOUT)."""
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
@@ -53,23 +56,29 @@ class _Flight:
 
     tier: TierState
     batch: Batch
-    items: list[Item]
     deadline: float
     answered: bytearray
     left: int
     expired: bool = False
     blamed: bool = False  # the breaker knows that something of it has failed
 
-    def take(self, completion: Completion) -> list[Answer]:
+    def take(self, completion: Completion) -> Answers | None:
         """Cross off what `completion` answers for the first time."""
-        first, results = completion.first, completion.results
-        last = first + len(results)
-        answers = list(zip(self.items[first:last], results, strict=True))
-        if self.answered.find(1, first, last) >= 0:
-            answers = [answer for index, answer in enumerate(answers, first) if not self.answered[index]]
-        self.answered[first:last] = b"\1" * len(results)
+        first, n = completion.first, len(completion.results)
+        known = self.answered[first : first + n]
+        if all(known):
+            return None
+        self.answered[first : first + n] = b"\1" * n
+        answers = Answers.of(self.batch, first, completion.results)
+        if any(known):
+            answers = answers.where([not it for it in known])
         self.left -= len(answers)
         return answers
+
+    def rest(self) -> Iterator[Item]:
+        """Items that have not been answered."""
+        batch = self.batch
+        return compress(zip(batch.keys, batch.slots, batch.lengths, strict=True), map(not_, self.answered))
 
 
 class Dispatcher:
@@ -126,7 +135,8 @@ class Dispatcher:
             flight.deadline = max(flight.deadline, now + tier.config.timeout)  # each has its own time
         for name, value in completion.counters.items():
             tier.counters.custom[name] = tier.counters.custom.get(name, 0.0) + value
-        if answers := flight.take(completion):
+        answers = flight.take(completion)
+        if answers is not None:
             self._answer(flight, answers, now)
         if not flight.left:
             del self._flights[completion.id]
@@ -160,40 +170,42 @@ class Dispatcher:
         share = -(-len(queue) // tier.config.workers)  # a short queue is spread over all workers
         if tier.remote:
             share = max(share, tier.config.concurrency)  # as much as one of them has under way at once
-        items = [queue.popleft() for _ in range(min(most, share, len(queue)))]
-        keys, slots, lengths = (list(column) for column in zip(*items, strict=True))
+        items = _take_front(queue, min(most, share))
+        keys, slots, lengths = map(list, zip(*items, strict=True))
         self._next_id += 1
         batch = Batch(self._next_id, tier.lane(verb), verb, keys, slots, lengths, tier.address)
         # Behind at most `window` others, it starts when they are done: each may take its whole time.
         ahead = direction.in_flight // tier.config.workers
         deadline = now + tier.config.timeout * (1 + ahead)
-        self._flights[batch.id] = _Flight(tier, batch, items, deadline, bytearray(len(items)), len(items))
+        self._flights[batch.id] = _Flight(tier, batch, deadline, bytearray(len(keys)), len(keys))
         self._next_deadline = min(self._next_deadline, deadline)
         direction.in_flight += 1
         self.outbox.append(batch)
         return True
 
-    def _answer(self, flight: _Flight, answers: list[Answer], now: float) -> None:
+    def _answer(self, flight: _Flight, answers: Answers, now: float) -> None:
         handler = self._handlers[flight.batch.verb]
         if flight.expired:
             for item, result in answers:
                 handler.late(flight.tier, item, result, now)
             return
-        self._judge(flight, [result for _, result in answers], now)
+        self._judge(flight, answers, now)
         handler.done(flight.tier, answers, now)
 
-    def _judge(self, flight: _Flight, results: list[Result], now: float) -> None:
+    def _judge(self, flight: _Flight, answers: Answers, now: float) -> None:
         """Count results, and let the breaker learn from them."""
         tier, verb = flight.tier, flight.batch.verb
-        good = [result.seconds for result in results if result.status <= _ANSWERED]
+        good: Sequence[float] = answers.seconds
+        if answers.good is not answers:
+            good = [result.seconds for result in answers.results if result.status <= _ANSWERED]
         if good:
             name = _HISTOGRAM.get(verb)
             if name is not None:
                 tier.counters.histograms[name].observe_many(good)
             if tier.direction(verb).breaker.succeeded(verb, len(good)):
                 self._events.emit(breaker_event(tier, verb, up=True))
-        if len(good) < len(results):
-            for result in results:
+        if len(good) < len(answers):
+            for result in answers.results:
                 if result.status > _ANSWERED:
                     self._fault(flight, result, now)
 
@@ -221,10 +233,7 @@ class Dispatcher:
         self.abandoned.append(flight.batch)
         result = Result(Status.TIMEOUT, error=f"no answer within {tier.config.timeout:g} s")
         self._blame(tier, verb, result.error, now, hang=True)
-        late = [
-            (item, result) for item, known in zip(flight.items, flight.answered, strict=True) if not known
-        ]
-        self._handlers[verb].done(tier, late, now)
+        self._handlers[verb].done(tier, Answers.alike(flight.rest(), result), now)
 
     def _blame(self, tier: TierState, verb: Verb, why: str, now: float, *, hang: bool) -> None:
         """Tell a breaker of a failure. When that opens it, also after a trial, nothing waits for the tier."""
@@ -240,7 +249,16 @@ class Dispatcher:
         """End everything that is queued for the direction of `verb`."""
         down = Result(Status.CANCELLED, error=f"tier {tier.name!r} is down: {why}")
         for queued, queue in tier.direction(verb).queues.items():
-            answers = [(item, down) for item in queue]
+            items = list(queue)
             queue.clear()
-            if answers:
-                self._handlers[queued].done(tier, answers, now)
+            if items:
+                self._handlers[queued].done(tier, Answers.alike(items, down), now)
+
+
+def _take_front(queue: deque[Item], n: int) -> list[Item]:
+    """Take the first `n` out of a queue, or all."""
+    if len(queue) > n:
+        return [queue.popleft() for _ in range(n)]
+    items = list(queue)
+    queue.clear()
+    return items

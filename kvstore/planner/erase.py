@@ -16,8 +16,9 @@ from ..engine.base import Result, Status, Verb
 from ..events import EventQueue
 from ..presence import Known
 from . import report
+from .answers import Answers
 from .dispatch import Dispatcher
-from .tier import Answer, Item, TierState
+from .tier import Item, TierState
 
 __all__ = ["Eraser", "Erasure"]
 
@@ -98,7 +99,7 @@ class Eraser:
             self._behind_write.discard((tier.index, key))
             self._dispatcher.enqueue(tier, Verb.DELETE, [(key, -1, 0)])
 
-    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+    def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """A tier has answered, or not in time."""
         for (key, _, _), result in answers:
             if result.status is Status.OK:

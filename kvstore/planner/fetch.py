@@ -7,6 +7,9 @@ yet (then the fetch waits, for order's sake).
 
 Only a caller evicts: ``advance`` is told whether it acts for one. A fetch that finds no slot it may use
 waits while workers hold slots, for these come back by themselves; otherwise the rest of its keys are skipped.
+
+In one turn a fetch gets slots for a batch for each worker of a tier, then it rests until the next: with more
+that turn would be longer, and nothing would come sooner.
 """
 
 from __future__ import annotations
@@ -20,24 +23,26 @@ from ..engine.base import Result, Status, Verb
 from ..events import EventQueue
 from ..presence import Known
 from . import report
+from .answers import Answers
 from .dispatch import Dispatcher
 from .locate import Locator
 from .request import Fetch
-from .tier import Answer, Item, TierState
+from .tier import Item, TierState
 
 __all__ = ["Fetcher"]
 
 
 class _Step(Enum):
-    """How dealing with one key of a fetch ended: go on, or wait, for an answer or for room."""
+    """What to do after one key of a fetch: go on, or wait, for an answer, for room, or for the next turn."""
 
     NEXT = 0
     WAIT = 1
     BLOCKED = 2
+    REST = 3
 
 
 # To look up a member of an enum costs a tenth of a microsecond before Python 3.12.
-_NEXT, _WAIT, _BLOCKED = _Step
+_NEXT, _WAIT, _BLOCKED, _REST = _Step
 _OK = Status.OK
 _ABSENT, _PROBING, _UNKNOWN = Known.ABSENT, Known.PROBING, Known.UNKNOWN
 
@@ -57,11 +62,13 @@ class _Run:
     ----------
     room : int
         Slots that are known to be free for it, within the budget.
+    brought : int
+        Chunks that it has given slots.
     loads : dict
         Index of a tier -> what to bring up from it.
     """
 
-    __slots__ = ("fetch", "loads", "may_evict", "now", "room", "tiers")
+    __slots__ = ("brought", "fetch", "loads", "may_evict", "now", "room", "tiers")
 
     def __init__(self, fetch: Fetch, now: float, may_evict: bool, tiers: list[TierState]) -> None:
         self.fetch = fetch
@@ -69,6 +76,7 @@ class _Run:
         self.may_evict = may_evict
         self.tiers = tiers
         self.room = 0
+        self.brought = 0
         self.loads: dict[int, list[Item]] = {}
 
 
@@ -94,6 +102,7 @@ class Fetcher:
         self._budget = budget
         self._waiters: dict[bytes, tuple[Fetch, ...]] = {}  # key being filled -> who wants it
         self._runnable: dict[Fetch, None] = {}
+        self._resting: dict[Fetch, None] = {}  # until the next turn
         self._blocked: dict[Fetch, None] = {}  # by budget or slots; first come, first served
         self._probing: dict[bytes, list[Fetch]] = {}
         self.fresh: set[bytes] = set()  # promoted and not read yet: their first read is no second reference
@@ -105,6 +114,11 @@ class Fetcher:
 
     # What the planner asks.
 
+    @property
+    def resting(self) -> bool:
+        """Whether a fetch goes on in the next turn."""
+        return bool(self._resting)
+
     def start(self, fetch: Fetch, now: float) -> None:
         """Take on `fetch`; :meth:`advance` does the rest."""
         fetch.ahead = self._catalog.ready.keys() & fetch.todo.keys()
@@ -115,42 +129,51 @@ class Fetcher:
         self._runnable[fetch] = None
 
     def advance(self, now: float, *, may_evict: bool) -> None:
-        """Bring every fetch as far as it can go."""
+        """Bring every fetch as far as it can go in one turn."""
+        if self._resting:
+            self._runnable, self._resting = self._resting | self._runnable, {}
         while self._runnable:
             fetch = next(iter(self._runnable))
             del self._runnable[fetch]
-            if self._run(fetch, now, may_evict):
-                self._blocked[fetch] = None
-            else:
-                self._blocked.pop(fetch, None)
+            self._advance(fetch, now, may_evict)
         for fetch in list(self._blocked):
-            if self._run(fetch, now, may_evict):
+            if self._advance(fetch, now, may_evict) is _BLOCKED:
                 break
-            self._blocked.pop(fetch, None)
+
+    def _advance(self, fetch: Fetch, now: float, may_evict: bool) -> _Step:
+        """Bring `fetch` as far as it can go in one turn, and note what it waits for."""
+        step = self._run(fetch, now, may_evict)
+        if step is _BLOCKED:
+            self._blocked[fetch] = None
+            return step
+        self._blocked.pop(fetch, None)
+        if step is _REST:
+            self._resting[fetch] = None
+        return step
 
     def cancel(self, fetch: Fetch) -> None:
         """Start no more of it; what is coming still comes."""
         fetch.cancelled = True
         fetch.skipped.extend(fetch.todo)
         fetch.todo.clear()
-        self._runnable.pop(fetch, None)
-        self._blocked.pop(fetch, None)
+        for waiting in (self._runnable, self._resting, self._blocked):
+            waiting.pop(fetch, None)
         self._settle(fetch)
 
-    def filled(self, keys: Iterable[bytes], now: float) -> None:
+    def filled(self, keys: Sequence[bytes], now: float) -> None:
         """A caller has committed or aborted chunks that a fetch may be waiting for."""
         if self._waiters:
-            self._notify(keys, promoted=False)
+            self._tell(keys, [self._waiters.pop(key, ()) for key in keys], promoted=False)
 
     # What workers answer.
 
-    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+    def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """Promotions have ended; a key that failed is asked of the next tier."""
         self.promoting -= len(answers)
-        came = [(key, slot, result.value) for (key, slot, _), result in answers if result.status is _OK]
-        if came:
-            self._promoted(tier, came, now)
-        if len(came) < len(answers):
+        good = answers.good
+        if good is not None:
+            self._promoted(tier, good, now)
+        if good is not answers:
             for (key, slot, _), result in answers:
                 if result.status is not _OK:
                     self._failed(tier, key, slot, result, now)
@@ -184,8 +207,8 @@ class Fetcher:
 
     # How a fetch goes on.
 
-    def _run(self, fetch: Fetch, now: float, may_evict: bool) -> bool:
-        """Start what can be started of `fetch`; True when it waits for budget or slots."""
+    def _run(self, fetch: Fetch, now: float, may_evict: bool) -> _Step:
+        """Start what can be started of `fetch` in one turn; says why not more, if so."""
         run = _Run(fetch, now, may_evict, self._locator.askable(now, fetch.tiers))
         step = _NEXT
         fetch.sort()
@@ -200,7 +223,7 @@ class Fetcher:
                 if passed.index < index:
                     passed.counters.misses += len(items) * passed.config.read
         self._settle(fetch)
-        return step is _BLOCKED
+        return step
 
     def _step(self, run: _Run, key: bytes) -> _Step:
         """Deal with the first key of a fetch."""
@@ -253,11 +276,12 @@ class Fetcher:
         """Find room for the key, and bring it up from `tier`; with it what comes next, if that is as easy."""
         head = [key]
         if not run.room:
-            if self.promoting >= self._budget:
-                return _BLOCKED
-            if not self._catalog.free and not (run.may_evict and self._make_room(run.fetch)):
+            most = min(tier.wave - run.brought, self._budget - self.promoting)
+            if most <= 0:
+                return _BLOCKED if self.promoting >= self._budget else _REST
+            if not self._catalog.free and not (run.may_evict and self._make_room(run.fetch, most)):
                 return self._no_room(run.fetch, run.may_evict)
-            run.room = min(self._catalog.free, self._budget - self.promoting)
+            run.room = min(self._catalog.free, most)
             if tier is run.tiers[0]:
                 head = self._head(run, tier)
         self._bring(run, head, tier)
@@ -268,16 +292,23 @@ class Fetcher:
         by one costs twice the time); only the first if not."""
         head = list(islice(run.fetch.todo, run.room))
         dealt_with = (self._catalog.ready, self._catalog.filling, tier.tombs)
-        if tier.presence.has_all(head) and all(known.keys().isdisjoint(head) for known in dealt_with):
+        if tier.presence.has_all(head) and not any(
+            known and not known.keys().isdisjoint(head) for known in dealt_with
+        ):
             return head
         return head[:1]
 
     def _bring(self, run: _Run, keys: Sequence[bytes], tier: TierState) -> None:
         """Give each of `keys` a slot, and a place among what is brought up from `tier`."""
         run.room -= len(keys)
+        run.brought += len(keys)
         self.promoting += len(keys)
-        for key in keys:
-            del run.fetch.todo[key]
+        todo = run.fetch.todo
+        if len(keys) == len(todo):
+            todo.clear()
+        else:
+            for key in keys:
+                del todo[key]
         self._expect(run.fetch, keys)
         slots = self._catalog.reserve_many(keys)
         run.loads.setdefault(tier.index, []).extend(zip(keys, slots, repeat(0)))
@@ -301,10 +332,10 @@ class Fetcher:
         fetch.todo.clear()
         return _WAIT
 
-    def _make_room(self, fetch: Fetch) -> bool:
-        """Evict for as much of `fetch` as the budget allows, less if there is not that much to evict."""
-        wanted = min(len(fetch.todo), self._budget - self.promoting)
-        incoming = list(fetch.todo)[:wanted]
+    def _make_room(self, fetch: Fetch, most: int) -> bool:
+        """Evict for as much of `fetch` as that, less if there is not that much to evict."""
+        wanted = min(len(fetch.todo), most)
+        incoming = list(islice(fetch.todo, wanted))
         for keep in (fetch.keep | fetch.ahead, fetch.keep):
             spared = sum(1 for key in keep if key in self._catalog.ready)
             n = min(wanted, max(1, self._catalog.idle - spared))
@@ -316,27 +347,42 @@ class Fetcher:
         """Whether workers hold slots, which they give back by themselves."""
         return self.promoting > 0 or any(len(tier.writing) > len(tier.overdue) for tier in self._tiers)
 
-    def _promoted(self, tier: TierState, came: Sequence[Item], now: float) -> None:
+    def _promoted(self, tier: TierState, came: Answers, now: float) -> None:
         tier.counters.reads += len(came)
         tier.counters.hits += len(came)
-        tier.counters.read_bytes += sum([length for _, _, length in came])
+        tier.counters.read_bytes += sum(came.values)
         if tier.ledger is not None:
-            for key, _, _ in came:
+            for key in came.keys:
                 tier.ledger.touch(key)
         # What was deleted meanwhile, perhaps from the tier as well, does not become READY.
-        ready = [key for key, _ in self._catalog.publish_many(came)]
+        ready, _ = self._catalog.publish_many(came.keys, came.slots, came.values)
         tier.presence.found_many(ready, now)
         self.fresh.update(ready)
         if ready:
             self._events.emit(report.promoted(ready, self._host, tier))
-        self._notify([key for key, _, _ in came], promoted=True)
+        waiters = [self._waiters.pop(key, ()) for key in came.keys]
+        if len(ready) == len(waiters) == waiters.count(waiters[0]) and len(waiters[0]) == 1:
+            self._came(waiters[0][0], ready)
+        else:
+            self._tell(came.keys, waiters, promoted=True)
 
-    def _notify(self, keys: Iterable[bytes], *, promoted: bool) -> None:
-        """`keys` are no longer being filled: tell those who wait for them."""
+    def _came(self, fetch: Fetch, keys: Sequence[bytes]) -> None:
+        """What :meth:`_tell` does when `keys` are READY and nobody but `fetch` waits for them, at a third of
+        its cost."""
+        fetch.coming.difference_update(keys)
+        fetch.keep.update(keys)
+        fetch.promoted.extend(keys)
+        if fetch.hold:
+            for key in keys:
+                self._hold(fetch, key, self._catalog.ready[key])
+        self._settle(fetch)
+
+    def _tell(self, keys: Iterable[bytes], waiters: Iterable[tuple[Fetch, ...]], *, promoted: bool) -> None:
+        """`keys` are no longer being filled: tell those who wait for each of them."""
         told: dict[Fetch, None] = {}
-        for key in keys:
+        for key, waiting in zip(keys, waiters, strict=True):
             slot = self._catalog.ready.get(key)
-            for fetch in self._waiters.pop(key, ()):
+            for fetch in waiting:
                 if slot is None:  # aborted or deleted
                     self._look_again(fetch, key)
                     continue

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..engine.base import Result, Status, Verb
 from ..presence import Known
+from .answers import Answers
 from .dispatch import Dispatcher
-from .tier import Answer, Item, TierState
+from .tier import Item, TierState
 
 __all__ = ["Locator"]
 
@@ -110,7 +111,7 @@ class Locator:
         for tier in self._tiers:
             tier.presence.age(now)
 
-    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+    def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """A tier has answered probes; whatever is not a yes sends the walk on."""
         for (key, _, _), result in answers:
             self._answered(tier, key, result, now)

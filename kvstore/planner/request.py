@@ -25,6 +25,8 @@ class Fetch:
 
     Attributes
     ----------
+    keys : list of bytes
+        Each once, in order.
     tiers : sequence of TierState or None
         Those that may be asked, in order; None for the usual ones; once it is done, no more.
     promoted, missing, skipped : list of bytes
@@ -41,8 +43,8 @@ class Fetch:
         into: dict[bytes, int] | None = None,
     ) -> None:
         self.tiers: Sequence[TierState] | None = None
-        self._keys = list(keys)
-        self.todo: OrderedDict[bytes, None] = OrderedDict.fromkeys(self._keys)
+        self.todo: OrderedDict[bytes, None] = OrderedDict.fromkeys(keys)
+        self.keys = list(self.todo)
         self.coming: set[bytes] = set()
         self.promoted: list[bytes] = []
         self.missing: list[bytes] = []
@@ -71,7 +73,7 @@ class Fetch:
     @cached_property
     def _places(self) -> dict[bytes, int]:
         """Key -> place in the request; few requests need it."""
-        return {key: place for place, key in enumerate(dict.fromkeys(self._keys))}
+        return {key: place for place, key in enumerate(self.keys)}
 
     def sort(self) -> None:
         """Bring ``todo`` into the order of the request."""

@@ -7,21 +7,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..config import TierConfig
-from ..engine.base import Result, Verb
+from ..engine.base import Verb
 from ..health import Breaker
 from ..ledger import Ledger
 from ..metrics import TierCounters
 from ..presence import Presence
 
-__all__ = ["READS", "Answer", "Direction", "Item", "Tally", "TierState"]
+__all__ = ["READS", "Direction", "Item", "Tally", "TierState"]
 
 #: The verbs that bring something up; the others write.
 READS = frozenset({Verb.PROBE, Verb.READ})
 
 #: One unit of work: key, slot (-1 when nothing moves), payload length in bytes.
 Item = tuple[bytes, int, int]
-#: How it ended.
-Answer = tuple[Item, Result]
 
 
 class Direction:
@@ -171,6 +169,11 @@ class TierState:
     def lane(self, verb: Verb) -> int:
         """Which of the engine's tiers serves `verb`."""
         return self.tally.lane if verb is Verb.COLLECT and self.tally is not None else self.index
+
+    @cached_property
+    def wave(self) -> int:
+        """Reads that keep its workers busy until there are more."""
+        return self.reads.items * self.config.workers
 
     def readable(self, now: float) -> bool:
         """Whether the tier may be asked for chunks at time `now`."""

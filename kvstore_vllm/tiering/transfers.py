@@ -15,10 +15,11 @@ from kvstore.engine.base import Result, Status, Verb
 from kvstore.events import EventQueue
 from kvstore.frame import object_size
 from kvstore.planner import TierState, report
+from kvstore.planner.answers import Answers
 from kvstore.planner.capacity import CapacityKeeper
 from kvstore.planner.dispatch import Dispatcher
 from kvstore.planner.erase import Eraser
-from kvstore.planner.tier import Answer, Item
+from kvstore.planner.tier import Item
 from kvstore.presence import Known
 
 from .jobs import Job, Jobs
@@ -54,7 +55,7 @@ class Loads:
         items = [(key, row, 0) for key, row in zip(keys, rows, strict=True)]
         self._dispatcher.enqueue(self._tier, Verb.READ, items)
 
-    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+    def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """Reads have ended, or are past their deadline: then nobody is promised their chunks meanwhile."""
         for item, result in answers:
             if result.status is Status.TIMEOUT:
@@ -134,7 +135,7 @@ class Stores:
                 self._keys[key] = (job, place)
                 self._keeper.enqueue(tier, (key, row, self._chunk_size), now)
 
-    def done(self, tier: TierState, answers: Sequence[Answer], now: float) -> None:
+    def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """Writes have ended; after a TIMEOUT the worker may still read the row."""
         for item, result in answers:
             if result.status is Status.TIMEOUT:
