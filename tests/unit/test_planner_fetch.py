@@ -108,6 +108,44 @@ def test_promotions_stay_within_their_budget_in_key_order() -> None:
     assert desk.asked(Verb.READ) == [KEYS[:4], KEYS[4:6]]
 
 
+def test_a_turn_plans_a_batch_for_each_worker() -> None:
+    desk = Desk(tier(workers=2), slots=24, slice_items=2)
+    desk.found(*KEYS[:10])
+    fetch = desk.fetch(*KEYS[:10])
+    assert desk.asked(Verb.READ) == [KEYS[:2], KEYS[2:4]]
+    assert desk.planner.resting and desk.planner.next_deadline <= desk.now, "the next turn is due"
+    desk.advance()
+    assert desk.asked(Verb.READ) == [KEYS[:2], KEYS[2:4], KEYS[4:6], KEYS[6:8]]
+    desk.advance()
+    assert desk.asked(Verb.READ)[4:] == [], "that is what the workers may have"
+    assert not desk.planner.resting and not fetch.todo
+    while desk.batches:
+        desk.answer(desk.batches[0], OK)
+    assert fetch.promoted == KEYS[:10]
+
+
+def test_who_rests_keeps_nobody_waiting_and_comes_before_who_came_later() -> None:
+    desk = Desk(tier(), tier(), slots=24, slice_items=2)
+    desk.found(*KEYS[:6])
+    desk.found(*KEYS[6:8], tier=1)
+    long, short = desk.fetch(*KEYS[:6]), desk.fetch(*KEYS[6:8])
+    assert not short.todo and [key in long.todo for key in KEYS[:6]] == [False] * 4 + [True] * 2
+    desk.advance()
+    assert not long.todo
+
+
+def test_who_rests_can_be_cancelled() -> None:
+    desk = Desk(tier(), slots=24, slice_items=2)
+    desk.found(*KEYS[:6])
+    fetch = desk.fetch(*KEYS[:6])
+    desk.planner.cancel(fetch)
+    assert not desk.planner.resting
+    desk.advance()
+    desk.answer(desk.batch(Verb.READ), OK)
+    assert (fetch.promoted, fetch.skipped) == (KEYS[:2], KEYS[2:6])
+    assert not desk.batches
+
+
 def test_waves_never_evict_what_the_same_job_has_promoted() -> None:
     desk = Desk(tier(), slots=4)
     desk.found(*KEYS[:10])
