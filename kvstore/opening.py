@@ -59,7 +59,7 @@ _log = logging.getLogger("kvstore")
 
 #: Payload bytes in one batch. Reads: every batch costs the caller, and what of it has come is told meanwhile.
 _READ_BYTES = 64 << 20
-#: Reads that a worker has under way together: between two batches nothing is.
+#: Reads that a worker may have under way together.
 _BULK_READ_BYTES = 64 << 20
 #: Writes: enough to keep a worker busy, little enough for reads to wait behind.
 _WRITE_BYTES = 16 << 20

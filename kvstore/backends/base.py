@@ -179,7 +179,8 @@ class Backend(ABC):
     def read_many(
         self, keys: Sequence[bytes], outs: Sequence[memoryview]
     ) -> Iterator[int | Exception | None]:
-        """Read and verify several chunks, one after another unless the backend knows better.
+        """Read and verify several chunks, one after another unless the backend knows better; then it may
+        begin at once, and further calls may come before the iterator has ended.
 
         Parameters
         ----------

@@ -7,7 +7,8 @@ that was read from storage.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -160,15 +161,21 @@ class PeerBackend(Backend):
         try:
             client = self._opened
         except Exception as error:
-            yield from repeat(error, len(keys))
-            return
+            return repeat(error, len(keys))
         headers = _slices(memoryview(bytearray(frame.HEADER_SIZE * len(keys))))
-        for call in client.fetch(zip(keys, headers, outs, strict=True)):
-            self._count(client)
-            try:
-                yield self._verified(call)
-            except Exception as error:
-                yield error
+        outcomes = self._outcomes(client, client.fetch(zip(keys, headers, outs, strict=True)))
+        next(outcomes)
+        return outcomes
+
+    def _outcomes(self, client: PeerClient, calls: Generator[Call]) -> Generator[int | Exception | None]:
+        with closing(calls):
+            yield None  # begun: whoever ends it now, even unused, waits for the calls
+            for call in calls:
+                self._count(client)
+                try:
+                    yield self._verified(call)
+                except Exception as error:
+                    yield error
 
     def _verified(self, call: Call) -> int | None:
         """Length of what has come for `call`; what was hashed as it arrived is not hashed again."""

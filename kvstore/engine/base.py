@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import select
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from enum import IntEnum
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -27,6 +28,7 @@ __all__ = [
     "Status",
     "Verb",
     "answer_all",
+    "may_join",
 ]
 
 
@@ -110,6 +112,12 @@ class Completion(NamedTuple):
     results: list[Result]
     rows: list[tuple[bytes, int, float]]
     counters: dict[str, float]
+
+
+def may_join(waiting: Batch, running: Batch, verbs: Collection[Verb]) -> bool:
+    """Whether a worker that is at `running` may have `waiting`, too, if batches of `verbs` are welcome; for a
+    connection to another peer everybody waits."""
+    return waiting.verb in verbs and waiting.address == running.address
 
 
 def answer_all(batch: Batch, result: Result) -> Completion:

@@ -17,7 +17,7 @@ import pickle
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -31,7 +31,7 @@ from ..collect.collector import collector_of
 from ..config import TierConfig
 from ..errors import ConfigError
 from ..namespace import Namespace
-from .base import Batch, Completion, Slots
+from .base import Batch, Completion, Slots, Verb, may_join
 from .worker import Worker
 
 __all__ = [
@@ -246,19 +246,51 @@ def _halves(completion: Completion) -> tuple[Completion, Completion]:
     )
 
 
+class _Inbox:
+    """The worker's end of its socket for jobs, and what has come: the most urgent goes first."""
+
+    def __init__(self, jobs: socket.socket) -> None:
+        self._jobs = jobs
+        self._decoder = msgspec.msgpack.Decoder(Batch)
+        self._heap: list[tuple[int, int, Batch]] = []
+        self._order = count()
+        self._over = False
+
+    def next(self) -> Batch | None:
+        """Wait for a batch; None when there will be no more."""
+        self._look()
+        while not self._heap and not self._over:
+            self._receive(0)
+        return None if self._over else heappop(self._heap)[2]
+
+    def joining(self, running: Batch, verbs: Collection[Verb]) -> Batch | None:
+        """What may be begun before `running` has ended."""
+        self._look()
+        if self._heap and may_join(self._heap[0][2], running, verbs):
+            return heappop(self._heap)[2]
+        return None
+
+    def _look(self) -> None:
+        """Take in what is there."""
+        with suppress(BlockingIOError):
+            while not self._over:
+                self._receive(socket.MSG_DONTWAIT)
+
+    def _receive(self, flags: int) -> None:
+        try:
+            data = self._jobs.recv(MESSAGE_LIMIT, flags)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._over = True
+            return
+        batch = self._decoder.decode(data)
+        heappush(self._heap, (batch.verb, next(self._order), batch))
+
+
 def _serve(jobs: socket.socket, worker: Worker, report: _Reporter) -> None:
-    """Run what arrives, the most urgent first, until either socket is closed at the other end."""
-    decoder = msgspec.msgpack.Decoder(Batch)
-    heap: list[tuple[int, int, Batch]] = []
-    order = count()
+    """Run what arrives until either socket is closed at the other end."""
+    inbox = _Inbox(jobs)
     with suppress(ConnectionError):
-        while True:
-            try:
-                data = jobs.recv(MESSAGE_LIMIT, socket.MSG_DONTWAIT if heap else 0)
-            except BlockingIOError:
-                worker.run(heappop(heap)[2], report.completion)
-                continue
-            if not data:
-                return
-            batch = decoder.decode(data)
-            heappush(heap, (batch.verb, next(order), batch))
+        while (batch := inbox.next()) is not None:
+            worker.run(batch, report.completion, inbox.joining)

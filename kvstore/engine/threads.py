@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
 from ..errors import BackendError
-from .base import Batch, Completion, Doorbell, Engine, Result, Status, answer_all
+from .base import Batch, Completion, Doorbell, Engine, Result, Status, Verb, answer_all, may_join
 from .worker import Worker
 
 __all__ = ["ThreadTier", "ThreadsEngine"]
@@ -77,14 +77,27 @@ class _Lane:
             self.running[batch.id] = me
             return batch
 
+    def joining(self, running: Batch, verbs: Collection[Verb]) -> Batch | None:
+        """What may be begun before `running` has ended, which the calling thread has."""
+        with self.lock:
+            me = threading.current_thread()
+            if me in self.lost or not self.heap or not may_join(self.heap[0][2], running, verbs):
+                return None
+            batch = heappop(self.heap)[2]
+            self.running[batch.id] = me
+            return batch
+
     def opened(self) -> None:
         """The calling thread is ready for batches, or never will be."""
         with self.lock:
             del self.opening[threading.current_thread()]
 
-    def finish(self, batch: Batch) -> None:
+    def finish(self) -> None:
+        """The calling thread is through with what it took."""
+        me = threading.current_thread()
         with self.lock:
-            self.running.pop(batch.id, None)
+            for batch_id in [batch_id for batch_id, thread in self.running.items() if thread is me]:
+                del self.running[batch_id]
 
     def withdraw(self, batch_id: int) -> Batch | None:
         """Give up on a batch: returns it if nobody had taken it. Threads that are past their time with it, or
@@ -212,8 +225,8 @@ class ThreadsEngine(Engine):
             opening.fail(error)
         lane.opened()
         while (batch := lane.take()) is not None:
-            worker.run(batch, self._emit)
-            lane.finish(batch)
+            worker.run(batch, self._emit, lane.joining)
+            lane.finish()
         worker.close()
 
     def _refuse(self, lane: _Lane, error: Exception) -> None:
@@ -221,7 +234,7 @@ class ThreadsEngine(Engine):
         result = Result(Status.FAILED, error=f"{type(error).__name__}: {error}")
         while (batch := lane.take()) is not None:
             self._emit(answer_all(batch, result))
-            lane.finish(batch)
+            lane.finish()
 
     def _emit(self, completion: Completion) -> None:
         self._done.append(completion)

@@ -7,7 +7,7 @@ result of an item; nothing that a backend raises leaves this file.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -34,6 +34,8 @@ _REPORT_EVERY = 0.02
 #: Seconds after which a read is reported at once: others may take as long, and the head of a batch is usable
 #: before its tail has come. Nobody waits for the head of a batch of writes.
 _LONG_READ = 0.005
+#: Seconds between two looks for what cannot wait until the batch has ended.
+_LOOK_EVERY = 0.001
 #: Seconds that a part of a probe or a delete may take to be followed by a larger one.
 _SHORT_PART = 0.01
 #: Characters of an error that are reported.
@@ -47,6 +49,8 @@ _ROWS = 2048
 
 _T = TypeVar("_T")
 _Emit = Callable[[Completion], None]
+_Outcomes = Iterator[int | Exception | None]
+_Joining = Callable[[Batch, Collection[Verb]], Batch | None]
 _OnKeys = Callable[[list[bytes]], list[Result]]
 
 
@@ -88,6 +92,8 @@ class Worker:
         self._collector = collector
         self._opened = False
         self._address = ""
+        self._ahead: Batch | None = None  # reads that have been begun and not executed
+        self._begun: _Outcomes | None = None  # of these
         self._crew = Crew(concurrency, "kvstore-io") if concurrency > 1 else None
         self._retrying = Retrying(
             retry=retry_if_exception(retryable),
@@ -115,19 +121,29 @@ class Worker:
         except Exception:  # the store is closing: there is nobody left to tell
             pass
 
-    def run(self, batch: Batch, emit: _Emit) -> None:
-        """Execute `batch`; `emit` gets a result for each item."""
+    def run(self, batch: Batch, emit: _Emit, joining: _Joining = lambda _batch, _verbs: None) -> None:
+        """Execute `batch`; `emit` gets a result for each item.
+
+        Between two transfers ``joining(batch, verbs)`` may give it another of these verbs, of which there is
+        nothing to fear for this one. Probes are executed at once, for who asks where chunks are should not
+        wait until others have theirs. Reads that the backend does in bulk are begun, and executed afterwards.
+        """
+        self._execute(batch, emit, joining)
+        while (ahead := self._ahead) is not None:
+            self._execute(ahead, emit, joining)
+
+    def _execute(self, batch: Batch, emit: _Emit, joining: _Joining) -> None:
         try:
             if not self._opened:  # the tier was down at start
                 self.open()
             if batch.address != self._address:
                 self._address = batch.address
                 self._backend.dial(batch.address)
-            self._run(batch, emit)
+            self._run(batch, emit, joining)
         except Exception as error:
             emit(answer_all(batch, _failed(error)))
 
-    def _run(self, batch: Batch, emit: _Emit) -> None:
+    def _run(self, batch: Batch, emit: _Emit, joining: _Joining) -> None:
         if batch.verb is Verb.PROBE:
             self._in_parts(batch, self._probe, emit)
         elif batch.verb is Verb.DELETE:
@@ -137,7 +153,7 @@ class Worker:
         elif batch.verb is Verb.COLLECT:
             self._collect(batch, emit)
         else:
-            self._transfer(batch, emit)
+            self._transfer(batch, emit, joining)
 
     def _in_parts(self, batch: Batch, verb: _OnKeys, emit: _Emit) -> None:
         """Let `verb` work on as many keys at a time as take little time, and report after each part."""
@@ -195,10 +211,10 @@ class Worker:
             emit(Completion(batch.id, 0, [], some, {}))
         emit(answer_all(batch, Result(Status.OK, answer.granted, time.perf_counter() - started)))
 
-    def _transfer(self, batch: Batch, emit: _Emit) -> None:
+    def _transfer(self, batch: Batch, emit: _Emit, joining: _Joining) -> None:
         long = _LONG_READ if batch.verb is Verb.READ else _REPORT_EVERY
         first, results = 0, []
-        reported = before = time.perf_counter()
+        reported = before = looked = time.perf_counter()
         for result in self._moved(batch):
             results.append(result)
             now = time.perf_counter()
@@ -206,27 +222,48 @@ class Worker:
                 emit(Completion(batch.id, first, results, [], self._counters()))
                 first, results, reported = first + len(results), [], now
             before = now
+            if now - looked >= _LOOK_EVERY:
+                looked = now
+                self._join(batch, emit, joining)
         if results:
             emit(Completion(batch.id, first, results, [], self._counters()))
 
+    def _join(self, batch: Batch, emit: _Emit, joining: _Joining) -> None:
+        """Deal with what may be begun before `batch` has ended."""
+        while True:
+            may_begin = self._is_bulk(batch) and self._ahead is None
+            other = joining(batch, (Verb.PROBE, Verb.READ) if may_begin else (Verb.PROBE,))
+            if other is None:
+                return
+            if other.verb is Verb.PROBE:
+                self._execute(other, emit, joining)
+            else:
+                self._ahead, self._begun = other, self._begin(other)
+
+    def _is_bulk(self, batch: Batch) -> bool:
+        return batch.verb is Verb.READ and self._backend.capabilities.bulk_read
+
+    def _begin(self, batch: Batch) -> _Outcomes:
+        return self._backend.read_many(batch.keys, [self._view(slot) for slot in batch.slots])
+
     def _moved(self, batch: Batch) -> Iterable[Result]:
         """Result by result, in order."""
-        if batch.verb is Verb.READ and self._backend.capabilities.bulk_read:
-            return self._read_many(batch)
+        if self._is_bulk(batch):
+            outcomes = self._begun if batch is self._ahead else None
+            self._ahead = self._begun = None
+            return self._read_many(batch, self._begin(batch) if outcomes is None else outcomes)
         move = self._read if batch.verb is Verb.READ else self._write
         mapper = map if self._crew is None else self._crew.map
         return mapper(move, batch.keys, batch.slots, batch.lengths)
 
-    def _read_many(self, batch: Batch) -> Iterator[Result]:
+    def _read_many(self, batch: Batch, outcomes: _Outcomes) -> Iterator[Result]:
         """Leave all of it to the backend. What fails is repeated alone, until several in a row have failed
         again."""
-        views = [self._view(slot) for slot in batch.slots]
         failures, before = 0, time.perf_counter()
-        outcomes = self._backend.read_many(batch.keys, views)
-        for outcome, key, view in zip(outcomes, batch.keys, views, strict=True):
+        for outcome, key, slot in zip(outcomes, batch.keys, batch.slots, strict=True):
             final = outcome
             if isinstance(outcome, Exception) and failures < _ENOUGH_FAILURES and self._may_repeat(outcome):
-                final = self._outcome(self._retrying, self._backend.read_into, key, view)
+                final = self._outcome(self._retrying, self._backend.read_into, key, self._view(slot))
             failures = failures + 1 if isinstance(final, Exception) else 0
             now = time.perf_counter()
             yield self._result(key, final, now - before)

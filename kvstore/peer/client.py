@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import zmq
 
@@ -133,13 +133,20 @@ class PeerClient:
         self._hand_in(calls)
         return [state in (HERE, COMING) for call in calls for state in call.wait().states]
 
-    def fetch(self, wanted: Iterable[tuple[bytes, memoryview, memoryview]]) -> Iterator[Call]:
-        """Bring the frame of each key into a buffer for the header and one for the payload; the calls, in
-        order, each when it has ended. Also an early end waits for all."""
+    def fetch(self, wanted: Iterable[tuple[bytes, memoryview, memoryview]]) -> Generator[Call]:
+        """Bring the frame of each key into a buffer for the header and one for the payload, from now on; the
+        calls, in order, each when it has ended. Also an early end waits for all."""
         deadline = time.monotonic() + self._timeout
         calls = [Call(deadline, [key], (header, payload)) for key, header, payload in wanted]
         self._hand_in(calls)
+        ended = self._ended(calls)
+        next(ended)
+        return ended
+
+    @staticmethod
+    def _ended(calls: Sequence[Call]) -> Generator[Call]:
         try:
+            yield Call(0.0)  # begun: whoever ends it now, even unused, waits for the others
             for call in calls:
                 call.done.wait()
                 yield call
@@ -207,7 +214,6 @@ class PeerClient:
             if event is not None:
                 self._happened(event, carrier)
             self._go_on(carrier)
-        self._reads.start()
         self._go_on(carrier)
         self._drop_overdue(time.monotonic())
         for event in self._session.expire(time.monotonic()):
@@ -259,11 +265,16 @@ class PeerClient:
         return True
 
     def _go_on(self, carrier: ClientCarrier) -> None:
-        """Take in what has come past the carrier, and ask for more."""
-        self._finish_reads()
-        if self._wanted and self._ask(time.monotonic()):
-            self._acknowledge()
+        """Read past the carrier, part by part, and ask for more as soon as half of it is here."""
+        while True:
+            self._finish_reads()
+            now = time.monotonic()
+            self._take_calls(now)
+            if self._ask(now):
+                self._acknowledge()
             self._send(carrier)
+            if not self._reads.start():
+                return
 
     def _happened(self, event: Event, carrier: ClientCarrier) -> None:
         if isinstance(event, Opened):

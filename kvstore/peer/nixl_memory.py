@@ -5,10 +5,6 @@ it is for this machine only.
 The server registers its arena once. Its agent has a thread for what UCX must do in answer to clients, which
 sleeps between two looks. A client's agent has none: UCX works while somebody waits for a read.
 
-A chunk is read in pieces, which are hashed in order as they come. Where processes share memory UCX copies
-it when a read begins: then each piece is hashed while it is in the cache. Over a network all of them are
-under way together.
-
 NIXL's bindings are used as they are: its wrapper lets that thread spin, and asks for torch.
 """
 
@@ -17,13 +13,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 import secrets
-from collections import deque
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ..frame import RunningDigest
 from .transport import NIXL, Read, Reader, Region, Tag, Wanted
 
 if TYPE_CHECKING:
@@ -38,8 +31,6 @@ __all__ = ["NixlReader", "NixlRegion", "is_installed"]
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
 #: Microseconds that the thread of a server's agent sleeps between two looks: 0.01 to 0.02 of a core.
 _DELAY = 200
-#: Bytes that are read at a time, to be hashed while the processor's cache has them.
-_PIECE = 512 << 10
 #: Keeps UCX to the loopback interface, beside memory that processes share.
 _LOCAL = {"engine_config": "NET_DEVICES=lo"}
 
@@ -72,23 +63,6 @@ class NixlRegion(Region):
         return self._base + parcel.slot * self._slot_size
 
 
-class _Piece(NamedTuple):
-    """Memory that is being filled."""
-
-    handle: int
-    memory: memoryview
-
-
-@dataclass(eq=False)
-class _Reading:
-    """A chunk: `pieces` that have begun, and bytes `left` that have not."""
-
-    tag: Tag
-    left: int
-    pieces: deque[_Piece] = field(default_factory=deque)
-    digest: RunningDigest = field(default_factory=RunningDigest)
-
-
 class NixlReader(Reader):
     """Reads into any memory of this process; what a buffer is part of gets registered as a whole, once, and
     stays until :meth:`close`. Nothing is opened before the first server is met.
@@ -106,7 +80,7 @@ class NixlReader(Reader):
         self.is_local = is_local
         self._made: _Agent | None = None
         self._server = ""
-        self._readings: dict[Tag, _Reading] = {}
+        self._reads: dict[int, list[Tag]] = {}  # handle -> what it reads
         self._ended: list[Read] = []
         self._regions: dict[int, object] = {}  # id of what exports a buffer -> what keeps it where it is
 
@@ -121,22 +95,29 @@ class NixlReader(Reader):
             raise ConnectionError(f"NIXL does not work here: {error}") from error
 
     def start(self, wanted: Sequence[Wanted]) -> None:
-        for read in wanted:
-            reading = self._readings[read.tag] = _Reading(read.tag, read.out.nbytes)
-            try:
+        tags = [read.tag for read in wanted]
+        try:
+            for read in wanted:
                 self._register(read.out)
-                self._begin(reading, read)
-            except Exception as error:
-                self._fail(reading, error)
+            parts = [(read.address, _address_of(read.out), read.out.nbytes) for read in wanted]
+            handle = self._agent.prepare(self._server, parts)
+        except Exception as error:
+            self._ended += [Read(tag, error=f"NIXL: {error}") for tag in tags]
+            return
+        self._reads[handle] = tags
+        try:
+            if self._agent.begin(handle):
+                self._end(handle, "")
+        except Exception as error:  # some of it may have begun
+            self._end(handle, f"NIXL: {error}")
 
     def finished(self) -> list[Read]:
-        for reading in list(self._readings.values()):
+        for handle in list(self._reads):
             try:
-                while self._agent.is_done(reading.pieces[0].handle):
-                    if self._take(reading):
-                        break
+                if self._agent.is_done(handle):
+                    self._end(handle, "")
             except Exception as error:
-                self._fail(reading, error)
+                self._end(handle, f"NIXL: {error}")
         ended, self._ended = self._ended, []
         return ended
 
@@ -144,9 +125,10 @@ class NixlReader(Reader):
         return False
 
     def disconnect(self) -> list[Tag]:
-        adrift = [reading.tag for reading in self._readings.values() if not self._release(reading)]
+        unreleased = [handle for handle in self._reads if not self._agent.release(handle)]
+        adrift = [tag for handle in unreleased for tag in self._reads[handle]]
         adrift += [read.tag for read in self._ended if not read.over]
-        self._readings.clear()
+        self._reads.clear()
         self._ended.clear()
         if self._server:
             self._agent.disconnect(self._server)
@@ -172,39 +154,9 @@ class NixlReader(Reader):
             self._agent.register(_address_of(whole), whole.nbytes)
             self._regions[id(out.obj)] = whole
 
-    def _begin(self, reading: _Reading, read: Wanted) -> None:
-        """Begin with all pieces. Where this thread does the copying, each is here at once, and is hashed
-        before the next."""
-        target = _address_of(read.out)
-        for start in range(0, read.out.nbytes, _PIECE):
-            memory = read.out[start : start + _PIECE]
-            handle = self._agent.prepare(self._server, read.address + start, target + start, memory.nbytes)
-            reading.pieces.append(_Piece(handle, memory))  # if it fails to begin, some of it may have begun
-            is_here = self._agent.begin(handle)
-            reading.left -= memory.nbytes
-            if is_here and len(reading.pieces) == 1:
-                self._take(reading)
-
-    def _take(self, reading: _Reading) -> bool:
-        """The first piece is here; whether that was the last one."""
-        piece = reading.pieces.popleft()
-        self._agent.release(piece.handle)
-        reading.digest.update(piece.memory)
-        if reading.pieces or reading.left:
-            return False
-        self._ended.append(Read(reading.tag, digest=reading.digest.digest()))
-        del self._readings[reading.tag]
-        return True
-
-    def _fail(self, reading: _Reading, error: Exception) -> None:
-        over = self._release(reading)
-        self._ended.append(Read(reading.tag, f"NIXL: {error}", over=over))
-        del self._readings[reading.tag]
-
-    def _release(self, reading: _Reading) -> bool:
-        """Take back what has not ended; whether nothing of it can come any more."""
-        released = [self._agent.release(piece.handle) for piece in reading.pieces]
-        return all(released)
+    def _end(self, handle: int, error: str) -> None:
+        released = self._agent.release(handle)
+        self._ended += [Read(tag, error, over=released or not error) for tag in self._reads.pop(handle)]
 
 
 class _Agent:
@@ -232,11 +184,11 @@ class _Agent:
         name: bytes = self._agent.loadRemoteMD(metadata)
         return name.decode()
 
-    def prepare(self, server: str, source: int, target: int, size: int) -> int:
-        """A handle for reading `size` bytes, from where to where."""
+    def prepare(self, server: str, parts: Sequence[tuple[int, int, int]]) -> int:
+        """A handle for reading `parts`: from where, to where, how many bytes."""
         nixl = self._nixl
-        remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(source, size, 0)])
-        local = nixl.nixlXferDList(nixl.DRAM_SEG, [(target, size, 0)])
+        remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(source, size, 0) for source, _, size in parts])
+        local = nixl.nixlXferDList(nixl.DRAM_SEG, [(target, size, 0) for _, target, size in parts])
         handle: int = self._agent.createXferReq(nixl.NIXL_READ, local, remote, server, "", self._ucx)
         return handle
 

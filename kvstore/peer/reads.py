@@ -5,7 +5,7 @@ All of it belongs to the thread of :class:`~kvstore.peer.client.PeerClient`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 import zmq
@@ -21,7 +21,8 @@ __all__ = ["Reads"]
 
 #: Sessions in a row that a reader which has worked may end before it is given up.
 _CREDIT = 3
-#: Bytes that are enough to begin to read: one call, and one turn of those who wait, for several chunks.
+#: Bytes that are begun together: one call, and one turn of those who wait, for several chunks. A reader may
+#: take until they are here, and meanwhile nothing else is asked for.
 _TOGETHER = 8 << 20
 _NOWHERE = memoryview(bytearray(1))
 
@@ -38,7 +39,7 @@ class Reads:
         self._readers = {reader.name: reader for reader in readers}
         self._reader: Reader | None = None
         self._calls: dict[Tag, Call] = {}
-        self._offered: list[Wanted] = []  # not begun
+        self._offered: deque[Wanted] = deque()  # not begun
         self._headers = memoryview(bytearray(MOST_OFFERS * HEADER_SIZE))
         self._credits: Counter[str] = Counter()  # sessions that each may still end; none before it has worked
 
@@ -78,7 +79,7 @@ class Reads:
         return min((call.deadline for call in self._calls.values()), default=float("inf"))
 
     def take(self, offered: Offered, carrier: ClientCarrier, calls: Sequence[Call]) -> list[tuple[Tag, Call]]:
-        """Take on what is offered for `calls`, whose headers `carrier` has; it is read together with more.
+        """Take on what is offered for `calls`, whose headers `carrier` has; :meth:`start` begins to read.
 
         Returns those calls for which nothing is to be read: what is no frame of ours, its size will tell.
         """
@@ -91,22 +92,23 @@ class Reads:
             header[:] = self._headers[number * HEADER_SIZE :][:HEADER_SIZE]
             call.arrived = Arrived(HEADER_SIZE + size if is_whole else 0)
             if is_whole and 0 < size <= payload.nbytes:
-                self._read(Wanted(tag, address, payload[:size]), call)
+                self._calls[tag] = call
+                self._offered.append(Wanted(tag, address, payload[:size]))
             else:
                 over.append((tag, call))
         return over
 
-    def _read(self, wanted: Wanted, call: Call) -> None:
-        self._calls[wanted.tag] = call
-        self._offered.append(wanted)
-        if sum([len(read.out) for read in self._offered]) >= _TOGETHER:
-            self.start()
-
-    def start(self) -> None:
-        """Begin to read what has been taken on."""
-        if self._offered and self._reader is not None:
-            offered, self._offered = self._offered, []
-            self._reader.start(offered)
+    def start(self) -> bool:
+        """Begin to read the next part of what has been taken on; False when there is nothing."""
+        if not self._offered or self._reader is None:
+            return False
+        part = [self._offered.popleft()]
+        size = len(part[0].out)
+        while self._offered and size < _TOGETHER:
+            part.append(self._offered.popleft())
+            size += len(part[-1].out)
+        self._reader.start(part)
+        return True
 
     def ended(self) -> Iterator[tuple[Read, Call]]:
         """Go on with all; those that have ended since the last look, unless they went with one before."""
@@ -133,7 +135,7 @@ class Reads:
         return dropped
 
     def _drop(self, tag: Tag) -> bool:
-        left = [read for read in self._offered if read.tag != tag]
+        left = deque(read for read in self._offered if read.tag != tag)
         if len(left) < len(self._offered):
             self._offered = left
             return True

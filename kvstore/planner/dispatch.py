@@ -167,7 +167,8 @@ class Dispatcher:
             return False
         queue = direction.queues[verb]
         most = (BATCH_LIMIT if tier.bulk else _KEYS) if verb in _AT_ONCE else direction.items
-        share = -(-len(queue) // tier.config.workers)  # a short queue is spread over all workers
+        # A short queue is spread over the workers that have nothing; if all have something, over all of them.
+        share = -(-len(queue) // (max(0, tier.config.workers - direction.in_flight) or tier.config.workers))
         if tier.remote:
             share = max(share, tier.config.concurrency)  # as much as one of them has under way at once
         items = _take_front(queue, min(most, share))
