@@ -254,6 +254,19 @@ def test_a_slow_tier_is_waited_for_by_nobody_but_its_job(world: World) -> None:
 
 
 @background
+def test_who_asks_where_chunks_are_waits_for_no_slow_read(world: World) -> None:
+    world.plant(KEYS)
+    slow, hung = Rule(Fault.DELAY, "get", seconds=0.1, times=11), Rule(Fault.HANG, "get", skip=11)
+    store = world.open(slow, hung, timeout="60s")
+    job = store.prefetch(MANY)
+    wait_for(lambda: job.done() or bool(world.plan.log()))
+    wait_for(lambda: store.lookup(LATER) == [Lookup.PENDING] * len(LATER))
+    assert not job.done()
+    world.plan.heal()
+    assert len(job.result(timeout=20).promoted) == len(MANY)
+
+
+@background
 def test_a_hung_read_is_given_up_and_its_slot_set_aside(world: World) -> None:
     world.plant([*A_FEW, *OTHERS])
     store = world.open(Rule(Fault.HANG, "get", times=1), timeout="300ms", workers=2)

@@ -1,14 +1,16 @@
-"""The worker: parts of large batches, keys that fail alone, and batches that the backend reads as such."""
+"""The worker: parts of large batches, keys that fail alone, batches that the backend reads as such, and what
+goes between two transfers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from time import sleep
 
 import pytest
 
 from kvstore.backends import Backend, BackendContext, Capabilities, StoredObject
-from kvstore.engine.base import Batch, Completion, Status, Verb
-from kvstore.engine.worker import Worker
+from kvstore.engine.base import Batch, Completion, Status, Verb, may_join
+from kvstore.engine.worker import _LOOK_EVERY, Worker
 from kvstore.errors import BackendError, CorruptChunkError
 from support.chunks import CHUNK
 
@@ -138,3 +140,98 @@ def test_a_batch_that_fails_as_a_whole_is_not_repeated_key_by_key() -> None:
     backend = Batches(dict.fromkeys(KEYS, PASSING), PASSING)
     assert set(statuses(run(backend, Verb.READ))) == {Status.FAILED}
     assert len(backend.again) < 5
+
+
+# Between two transfers.
+
+
+class Slowly(Listing):
+    """Reads that take longer than a worker's pause between two looks; it notes what it is told to do."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.deeds: list[tuple[str, bytes]] = []
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        self.deeds.append(("exists", keys[0]))
+        return [True] * len(keys)
+
+    def read_into(self, key: bytes, out: memoryview) -> int | None:
+        self.deeds.append(("read", key))
+        sleep(2 * _LOOK_EVERY)
+        return 1
+
+
+class SlowlyTogether(Slowly):
+    """The same for whole batches, which it begins when it is told of them."""
+
+    capabilities = Capabilities(bulk_read=True)
+
+    def read_many(
+        self, keys: Sequence[bytes], outs: Sequence[memoryview]
+    ) -> Iterator[int | Exception | None]:
+        self.deeds.append(("begin", keys[0]))
+        return super().read_many(keys, outs)
+
+
+def batch_of(number: int, verb: Verb, *keys: bytes) -> Batch:
+    return Batch(number, 0, verb, list(keys), [0] * len(keys), [0] * len(keys))
+
+
+def run_joined(backend: Backend, first: Batch, *waiting: Batch) -> list[Completion]:
+    """Run `first` while others wait."""
+    queue = list(waiting)
+    done: list[Completion] = []
+
+    def joining(running: Batch, verbs: Collection[Verb]) -> Batch | None:
+        return queue.pop(0) if queue and may_join(queue[0], running, verbs) else None
+
+    worker = Worker(backend, lambda _slot: memoryview(bytearray(CHUNK)))
+    worker.run(first, done.append, joining)
+    assert not [batch for batch in queue if may_join(batch, first, [Verb.PROBE])]
+    worker.close()
+    return done
+
+
+def test_a_probe_does_not_wait_for_reads() -> None:
+    backend = Slowly()
+    done = run_joined(backend, batch_of(1, Verb.READ, *KEYS[:4]), batch_of(2, Verb.PROBE, KEYS[9]))
+    assert backend.deeds == [("read", KEYS[0]), ("exists", KEYS[9]), *(("read", key) for key in KEYS[1:4])]
+    assert done[0].id == 2
+    assert sum(len(completion.results) for completion in done if completion.id == 1) == 4
+
+
+def test_other_batches_wait_where_the_backend_reads_chunk_by_chunk() -> None:
+    backend = Slowly()
+    run_joined(backend, batch_of(1, Verb.READ, *KEYS[:4]), batch_of(2, Verb.READ, KEYS[9]))
+    assert backend.deeds == [("read", key) for key in KEYS[:4]]
+
+
+def test_a_probe_of_another_peer_waits() -> None:
+    backend = Slowly()
+    probe = batch_of(2, Verb.PROBE, KEYS[9])._replace(address="elsewhere:1")
+    run_joined(backend, batch_of(1, Verb.READ, *KEYS[:4]), probe)
+    assert backend.deeds == [("read", key) for key in KEYS[:4]]
+
+
+def test_the_next_batch_is_begun_before_the_last_has_ended_where_the_backend_reads_batches() -> None:
+    backend = SlowlyTogether()
+    later = [
+        batch_of(2, Verb.READ, *KEYS[4:6]),
+        batch_of(3, Verb.PROBE, KEYS[9]),
+        batch_of(4, Verb.READ, KEYS[7]),
+    ]
+    done = run_joined(backend, batch_of(1, Verb.READ, *KEYS[:2]), *later)
+    assert backend.deeds == [
+        ("begin", KEYS[0]),
+        ("read", KEYS[0]),
+        ("begin", KEYS[4]),
+        ("exists", KEYS[9]),
+        ("read", KEYS[1]),
+        ("read", KEYS[4]),
+        ("begin", KEYS[7]),
+        ("read", KEYS[5]),
+        ("read", KEYS[7]),
+    ]
+    answered = {number: sum(len(c.results) for c in done if c.id == number) for number in (1, 2, 3, 4)}
+    assert answered == {1: 2, 2: 2, 3: 1, 4: 1}
