@@ -301,6 +301,7 @@ def make_engine(
             timeout=tier.timeout,
             concurrency=_concurrency(tier),
             collector=collector_of(tier, namespace, backend),
+            has_quick_probes=tier.is_near,
         )
 
     if config.engine == "inline":
@@ -319,7 +320,7 @@ def make_engine(
 
 def _concurrency(tier: TierConfig) -> int:
     """Operations at a time in one worker: more than one only where an operation mostly waits."""
-    return 1 if tier.scheme in ("file", "memory") else tier.concurrency
+    return 1 if tier.is_near else tier.concurrency
 
 
 def settled(config: StoreConfig) -> StoreConfig:

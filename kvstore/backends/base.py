@@ -49,6 +49,9 @@ class Capabilities:
         ``exists`` asks for any number of keys in one request.
     bulk_read : bool
         ``read_many`` has several chunks under way at a time; a worker then leaves whole batches to it.
+    overlaps : bool
+        ``read_many`` begins when it is called, and it may be called again, as may ``exists`` and
+        ``read_into``, before its iterator has ended: a worker need not let one batch end to begin the next.
     """
 
     atomic_create: bool = False
@@ -59,6 +62,7 @@ class Capabilities:
     shared: bool = True
     bulk_exists: bool = False
     bulk_read: bool = False
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,8 +183,7 @@ class Backend(ABC):
     def read_many(
         self, keys: Sequence[bytes], outs: Sequence[memoryview]
     ) -> Iterator[int | Exception | None]:
-        """Read and verify several chunks, one after another unless the backend knows better; then it may
-        begin at once, and further calls may come before the iterator has ended.
+        """Read and verify several chunks, one after another unless the backend knows better.
 
         Parameters
         ----------

@@ -61,7 +61,7 @@ class PeerBackend(Backend):
         The credentials are malformed, or the extra ``p2p`` is not installed.
     """
 
-    capabilities = Capabilities(bulk_exists=True, bulk_read=True)
+    capabilities = Capabilities(bulk_exists=True, bulk_read=True, overlaps=True)
 
     def __init__(
         self,

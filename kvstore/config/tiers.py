@@ -19,8 +19,8 @@ __all__ = ["HostConfig", "TierConfig", "read_tier"]
 _HOST_URL = "ram://"
 _ANY_PEER = "peer://"
 _HOST_NAME = "host"
-#: Schemes whose backends have nothing to import or to set up that takes time.
-_OPEN_AT_ONCE = ("file", "memory")
+#: Schemes of what this machine has, or has mounted.
+_NEAR = ("file", "memory")
 #: Seconds that the others get to open, however short their timeout is.
 _LEAST_TO_CONNECT = 5.0
 
@@ -184,10 +184,15 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True):
         return scheme_of(self.url)
 
     @property
+    def is_near(self) -> bool:
+        """Whether operations are system calls, or less; elsewhere each asks a server."""
+        return self.scheme in _NEAR
+
+    @property
     def opening_timeout(self) -> float:
         """Seconds that a backend may take to open: more than an operation, where a client library has to be
         imported and to connect."""
-        return self.timeout if self.scheme in _OPEN_AT_ONCE else max(self.timeout, _LEAST_TO_CONNECT)
+        return self.timeout if self.is_near else max(self.timeout, _LEAST_TO_CONNECT)
 
     @property
     def most(self) -> int | None:

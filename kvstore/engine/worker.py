@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from tenacity import (
@@ -54,6 +54,10 @@ _Joining = Callable[[Batch, Collection[Verb]], Batch | None]
 _OnKeys = Callable[[list[bytes]], list[Result]]
 
 
+def _nothing(_running: Batch, _verbs: Collection[Verb]) -> None:
+    """There is nothing else."""
+
+
 class Worker:
     """Executes the batches of one tier.
 
@@ -73,6 +77,10 @@ class Worker:
         not see to it by itself.
     collector : Collector, optional
         Takes the turns that a COLLECT asks for.
+    has_quick_probes : bool
+        A batch of probes takes so little time that it may come between two transfers.
+    begins_ahead : bool
+        What has been taken is lost together: a batch may be begun while another is under way.
     """
 
     def __init__(
@@ -84,6 +92,8 @@ class Worker:
         timeout: float = 10.0,
         concurrency: int = 1,
         collector: Collector | None = None,
+        has_quick_probes: bool = False,
+        begins_ahead: bool = False,
     ) -> None:
         if backend.capabilities.retries:
             retries = 0
@@ -92,8 +102,10 @@ class Worker:
         self._collector = collector
         self._opened = False
         self._address = ""
+        self._has_quick_probes = has_quick_probes
+        self._begins_ahead = begins_ahead and backend.capabilities.overlaps
         self._ahead: Batch | None = None  # reads that have been begun and not executed
-        self._begun: _Outcomes | None = None  # of these
+        self._begun: dict[int, _Outcomes] = {}  # by the id of such a batch
         self._crew = Crew(concurrency, "kvstore-io") if concurrency > 1 else None
         self._retrying = Retrying(
             retry=retry_if_exception(retryable),
@@ -121,16 +133,17 @@ class Worker:
         except Exception:  # the store is closing: there is nobody left to tell
             pass
 
-    def run(self, batch: Batch, emit: _Emit, joining: _Joining = lambda _batch, _verbs: None) -> None:
+    def run(self, batch: Batch, emit: _Emit, joining: _Joining = _nothing) -> None:
         """Execute `batch`; `emit` gets a result for each item.
 
-        Between two transfers ``joining(batch, verbs)`` may give it another of these verbs, of which there is
-        nothing to fear for this one. Probes are executed at once, for who asks where chunks are should not
-        wait until others have theirs. Reads that the backend does in bulk are begun, and executed afterwards.
+        Between two transfers ``joining(batch, verbs)`` may give it another of these verbs. Probes that take
+        little time are executed at once, for who asks where chunks are should not wait until others have
+        theirs. Reads of a backend that overlaps batches are begun, and executed afterwards.
         """
-        self._execute(batch, emit, joining)
-        while (ahead := self._ahead) is not None:
-            self._execute(ahead, emit, joining)
+        following: Batch | None = batch
+        while following is not None:
+            self._execute(following, emit, joining)
+            following, self._ahead = self._ahead, None
 
     def _execute(self, batch: Batch, emit: _Emit, joining: _Joining) -> None:
         try:
@@ -224,21 +237,35 @@ class Worker:
             before = now
             if now - looked >= _LOOK_EVERY:
                 looked = now
-                self._join(batch, emit, joining)
+                welcome = self._welcome(batch)
+                other = joining(batch, welcome) if welcome else None
+                if other is None:
+                    continue
+                if results:  # they need not wait, and the batch has its time from the last report
+                    emit(Completion(batch.id, first, results, [], self._counters()))
+                    first, results, reported = first + len(results), [], now
+                self._join(other, emit)
         if results:
             emit(Completion(batch.id, first, results, [], self._counters()))
 
-    def _join(self, batch: Batch, emit: _Emit, joining: _Joining) -> None:
-        """Deal with what may be begun before `batch` has ended."""
-        while True:
-            may_begin = self._is_bulk(batch) and self._ahead is None
-            other = joining(batch, (Verb.PROBE, Verb.READ) if may_begin else (Verb.PROBE,))
-            if other is None:
-                return
-            if other.verb is Verb.PROBE:
-                self._execute(other, emit, joining)
-            else:
-                self._ahead, self._begun = other, self._begin(other)
+    def _welcome(self, running: Batch) -> tuple[Verb, ...]:
+        """Verbs of what may be begun before `running` has ended."""
+        if self._is_bulk(running):
+            may_begin = self._begins_ahead and self._ahead is None
+            return (Verb.PROBE, Verb.READ)[: self._begins_ahead + may_begin]
+        return (Verb.PROBE,) if self._has_quick_probes else ()
+
+    def _join(self, other: Batch, emit: _Emit) -> None:
+        """Execute probes; begin with reads."""
+        if other.verb is Verb.PROBE:
+            self._execute(other, emit, _nothing)
+            return
+        try:
+            self._begun[other.id] = self._begin(other)
+        except Exception as error:
+            emit(answer_all(other, _failed(error)))
+        else:
+            self._ahead = other
 
     def _is_bulk(self, batch: Batch) -> bool:
         return batch.verb is Verb.READ and self._backend.capabilities.bulk_read
@@ -249,12 +276,24 @@ class Worker:
     def _moved(self, batch: Batch) -> Iterable[Result]:
         """Result by result, in order."""
         if self._is_bulk(batch):
-            outcomes = self._begun if batch is self._ahead else None
-            self._ahead = self._begun = None
-            return self._read_many(batch, self._begin(batch) if outcomes is None else outcomes)
+            return self._read_many(batch, self._take_outcomes(batch))
         move = self._read if batch.verb is Verb.READ else self._write
         mapper = map if self._crew is None else self._crew.map
         return mapper(move, batch.keys, batch.slots, batch.lengths)
+
+    def _take_outcomes(self, batch: Batch) -> _Outcomes:
+        """Those of `batch`, which may have been begun ahead. If all of it has failed meanwhile, with the
+        connection that another one has broken, it is begun once more."""
+        outcomes = self._begun.pop(batch.id, None)
+        if outcomes is None:
+            return self._begin(batch)
+        first = next(outcomes)
+        if not (isinstance(first, Exception) and retryable(first)):
+            return chain([first], outcomes)
+        known = [first, *outcomes]  # so nothing of it is under way
+        if all(isinstance(outcome, Exception) and retryable(outcome) for outcome in known):
+            return self._begin(batch)
+        return iter(known)
 
     def _read_many(self, batch: Batch, outcomes: _Outcomes) -> Iterator[Result]:
         """Leave all of it to the backend. What fails is repeated alone, until several in a row have failed
@@ -267,7 +306,7 @@ class Worker:
             failures = failures + 1 if isinstance(final, Exception) else 0
             now = time.perf_counter()
             yield self._result(key, final, now - before)
-            before = now
+            before = time.perf_counter()  # others may have come between
 
     def _read(self, key: bytes, slot: int, _length: int) -> Result:
         started = time.perf_counter()

@@ -115,10 +115,11 @@ class Dispatcher:
         """Cut as many batches as windows and breakers allow."""
         for tier in self.tiers:
             for direction in (tier.reads, tier.writes, tier.upkeep):
+                shares: dict[Verb, int] = {}
                 while (
                     direction.in_flight < direction.window
                     and any(direction.queues.values())
-                    and self._cut(tier, direction, now)
+                    and self._cut(tier, direction, shares, now)
                 ):
                     pass
 
@@ -161,14 +162,15 @@ class Dispatcher:
         """No flight is past its deadline before this time."""
         return self._next_deadline
 
-    def _cut(self, tier: TierState, direction: Direction, now: float) -> bool:
+    def _cut(self, tier: TierState, direction: Direction, shares: dict[Verb, int], now: float) -> bool:
+        """Make a batch of what is most urgent; False when the breaker is against it. `shares` has what one
+        worker gets of the items of a verb: a short queue is spread over all workers."""
         verb = next((verb for verb in _IN_ORDER if direction.queues.get(verb)), None)
         if verb is None or not direction.breaker.admit(now):
             return False
         queue = direction.queues[verb]
         most = (BATCH_LIMIT if tier.bulk else _KEYS) if verb in _AT_ONCE else direction.items
-        # A short queue is spread over the workers that have nothing; if all have something, over all of them.
-        share = -(-len(queue) // (max(0, tier.config.workers - direction.in_flight) or tier.config.workers))
+        share = shares.setdefault(verb, -(-len(queue) // tier.config.workers))
         if tier.remote:
             share = max(share, tier.config.concurrency)  # as much as one of them has under way at once
         items = _take_front(queue, min(most, share))

@@ -8,8 +8,8 @@ yet (then the fetch waits, for order's sake).
 Only a caller evicts: ``advance`` is told whether it acts for one. A fetch that finds no slot it may use
 waits while workers hold slots, for these come back by themselves; otherwise the rest of its keys are skipped.
 
-In one turn a fetch gets slots for a batch for each worker of a tier, then it rests until the next: with more
-that turn would be longer, and nothing would come sooner.
+In one turn a fetch gets slots for a batch for each worker of a tier, then it rests until the next, so that no
+turn takes long. Others get theirs meanwhile: a short request does not wait for all of a long one.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Fetcher:
         self._waiters: dict[bytes, tuple[Fetch, ...]] = {}  # key being filled -> who wants it
         self._runnable: dict[Fetch, None] = {}
         self._resting: dict[Fetch, None] = {}  # until the next turn
+        self.resting = False  # whether any does
         self._blocked: dict[Fetch, None] = {}  # by budget or slots; first come, first served
         self._probing: dict[bytes, list[Fetch]] = {}
         self.fresh: set[bytes] = set()  # promoted and not read yet: their first read is no second reference
@@ -113,11 +114,6 @@ class Fetcher:
         dispatcher.register(Verb.READ, self)
 
     # What the planner asks.
-
-    @property
-    def resting(self) -> bool:
-        """Whether a fetch goes on in the next turn."""
-        return bool(self._resting)
 
     def start(self, fetch: Fetch, now: float) -> None:
         """Take on `fetch`; :meth:`advance` does the rest."""
@@ -130,6 +126,7 @@ class Fetcher:
 
     def advance(self, now: float, *, may_evict: bool) -> None:
         """Bring every fetch as far as it can go in one turn."""
+        self.resting = False
         if self._resting:
             self._runnable, self._resting = self._resting | self._runnable, {}
         while self._runnable:
@@ -143,11 +140,12 @@ class Fetcher:
     def _advance(self, fetch: Fetch, now: float, may_evict: bool) -> _Step:
         """Bring `fetch` as far as it can go in one turn, and note what it waits for."""
         step = self._run(fetch, now, may_evict)
+        self.resting |= step is _REST
         if step is _BLOCKED:
             self._blocked[fetch] = None
-            return step
-        self._blocked.pop(fetch, None)
-        if step is _REST:
+        elif step is not _REST:
+            self._blocked.pop(fetch, None)
+        elif fetch not in self._blocked:  # else it keeps its place there
             self._resting[fetch] = None
         return step
 
@@ -336,9 +334,11 @@ class Fetcher:
         """Evict for as much of `fetch` as that, less if there is not that much to evict."""
         wanted = min(len(fetch.todo), most)
         incoming = list(islice(fetch.todo, wanted))
-        for keep in (fetch.keep | fetch.ahead, fetch.keep):
-            spared = sum(1 for key in keep if key in self._catalog.ready)
-            n = min(wanted, max(1, self._catalog.idle - spared))
+        for keep in (fetch.keep | fetch.ahead if fetch.ahead else fetch.keep, fetch.keep):
+            n = min(wanted, self._catalog.idle - len(keep))
+            if n < wanted:  # perhaps some of these have gone
+                spared = sum(1 for key in keep if key in self._catalog.ready)
+                n = min(wanted, max(1, self._catalog.idle - spared))
             if self._catalog.make_room(n, incoming[:n], keep=keep):
                 return True
         return False

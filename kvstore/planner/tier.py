@@ -153,7 +153,7 @@ class TierState:
     @cached_property
     def remote(self) -> bool:
         """Whether others see the tier."""
-        return self.config.scheme not in ("file", "memory")
+        return not self.config.is_near
 
     @cached_property
     def bulk(self) -> bool:

@@ -250,6 +250,22 @@ class BackendTests:
             assert slots[number][: 100 * number] == payloads[keys[number]]
         assert list(backend.read_many([], [])) == []
 
+    def test_reads_several_batches_at_a_time(self, backend: Backend) -> None:
+        if not backend.capabilities.overlaps:
+            pytest.skip("this backend reads one batch after another")
+        payloads = {make_key(number): _make_payload(number, 100 * number) for number in range(1, 21)}
+        for key, payload in payloads.items():
+            self.raw_set(key, _make_object(key, payload))
+        keys, slots = list(payloads), [_make_slot() for _ in payloads]
+        first = backend.read_many(keys[:10], slots[:10])
+        found = [next(first)]
+        second = backend.read_many(keys[10:], slots[10:])
+        assert backend.exists([keys[0], make_key(0)]) == [True, False]
+        found += [*first, *second]
+        assert found == [100 * number for number in range(1, 21)]
+        for number, (payload, slot) in enumerate(zip(payloads.values(), slots, strict=True), 1):
+            assert slot[: 100 * number] == payload
+
     def test_refuses_the_object_of_another_key(self, backend: Backend) -> None:
         self.raw_set(make_key(1), _make_object(make_key(2), _make_payload(2)))
         with pytest.raises(CorruptChunkError, match=f"another key, {make_key(2).hex()}"):

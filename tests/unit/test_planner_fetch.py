@@ -115,13 +115,23 @@ def test_a_turn_plans_a_batch_for_each_worker() -> None:
     assert desk.asked(Verb.READ) == [KEYS[:2], KEYS[2:4]]
     assert desk.planner.resting and desk.planner.next_deadline <= desk.now, "the next turn is due"
     desk.advance()
-    assert desk.asked(Verb.READ)[2:] == [KEYS[4:6], KEYS[6:7]], "they go on without waiting for anybody"
+    assert desk.asked(Verb.READ)[2:] == [KEYS[4:6], KEYS[6:8]], "they go on without waiting for anybody"
     desk.advance()
     assert desk.asked(Verb.READ)[4:] == [], "that is what workers may have"
     assert not desk.planner.resting and not fetch.todo
     while desk.batches:
         desk.answer(desk.batches[0], OK)
     assert fetch.promoted == KEYS[:10]
+
+
+def test_nobody_gets_more_than_his_share_because_others_are_busy() -> None:
+    desk = Desk(tier(workers=4), slots=48, slice_items=16)
+    for key in KEYS[:3]:
+        desk.planner.lookup([key], desk.now)
+        desk.advance()
+    desk.found(*KEYS[4:12])
+    desk.fetch(*KEYS[4:12])
+    assert [len(keys) for keys in desk.asked(Verb.READ)] == [2, 2, 2, 2]
 
 
 def test_who_rests_keeps_nobody_waiting_and_comes_before_who_came_later() -> None:
@@ -139,8 +149,8 @@ def test_who_rests_can_be_cancelled() -> None:
     desk.found(*KEYS[:6])
     fetch = desk.fetch(*KEYS[:6])
     desk.planner.cancel(fetch)
-    assert not desk.planner.resting
     desk.advance()
+    assert not desk.planner.resting
     desk.answer(desk.batch(Verb.READ), OK)
     assert (fetch.promoted, fetch.skipped) == (KEYS[:2], KEYS[2:6])
     assert not desk.batches

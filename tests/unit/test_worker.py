@@ -165,7 +165,7 @@ class Slowly(Listing):
 class SlowlyTogether(Slowly):
     """The same for whole batches, which it begins when it is told of them."""
 
-    capabilities = Capabilities(bulk_read=True)
+    capabilities = Capabilities(bulk_read=True, overlaps=True)
 
     def read_many(
         self, keys: Sequence[bytes], outs: Sequence[memoryview]
@@ -186,7 +186,9 @@ def run_joined(backend: Backend, first: Batch, *waiting: Batch) -> list[Completi
     def joining(running: Batch, verbs: Collection[Verb]) -> Batch | None:
         return queue.pop(0) if queue and may_join(queue[0], running, verbs) else None
 
-    worker = Worker(backend, lambda _slot: memoryview(bytearray(CHUNK)))
+    worker = Worker(
+        backend, lambda _slot: memoryview(bytearray(CHUNK)), has_quick_probes=True, begins_ahead=True
+    )
     worker.run(first, done.append, joining)
     assert not [batch for batch in queue if may_join(batch, first, [Verb.PROBE])]
     worker.close()
@@ -197,7 +199,7 @@ def test_a_probe_does_not_wait_for_reads() -> None:
     backend = Slowly()
     done = run_joined(backend, batch_of(1, Verb.READ, *KEYS[:4]), batch_of(2, Verb.PROBE, KEYS[9]))
     assert backend.deeds == [("read", KEYS[0]), ("exists", KEYS[9]), *(("read", key) for key in KEYS[1:4])]
-    assert done[0].id == 2
+    assert [(completion.id, len(completion.results)) for completion in done][:2] == [(1, 1), (2, 1)]
     assert sum(len(completion.results) for completion in done if completion.id == 1) == 4
 
 
@@ -226,8 +228,8 @@ def test_the_next_batch_is_begun_before_the_last_has_ended_where_the_backend_rea
         ("begin", KEYS[0]),
         ("read", KEYS[0]),
         ("begin", KEYS[4]),
-        ("exists", KEYS[9]),
         ("read", KEYS[1]),
+        ("exists", KEYS[9]),
         ("read", KEYS[4]),
         ("begin", KEYS[7]),
         ("read", KEYS[5]),
@@ -235,3 +237,47 @@ def test_the_next_batch_is_begun_before_the_last_has_ended_where_the_backend_rea
     ]
     answered = {number: sum(len(c.results) for c in done if c.id == number) for number in (1, 2, 3, 4)}
     assert answered == {1: 2, 2: 2, 3: 1, 4: 1}
+
+
+class Breaking(SlowlyTogether):
+    """Whatever is begun as number `bad`, from 0, fails, at once or chunk by chunk."""
+
+    def __init__(self, bad: int, error: Exception, *, at_once: bool = False) -> None:
+        super().__init__()
+        self.bad, self.error, self.at_once = bad, error, at_once
+
+    def read_many(
+        self, keys: Sequence[bytes], outs: Sequence[memoryview]
+    ) -> Iterator[int | Exception | None]:
+        number = sum(deed == "begin" for deed, _ in self.deeds)
+        outcomes = super().read_many(keys, outs)
+        if number != self.bad:
+            return outcomes
+        if self.at_once:
+            raise self.error
+        return iter([self.error] * len(keys))
+
+
+def test_a_batch_that_cannot_be_begun_fails_alone() -> None:
+    backend = Breaking(1, OSError("broken"), at_once=True)
+    done = run_joined(backend, batch_of(1, Verb.READ, *KEYS[:3]), batch_of(2, Verb.READ, *KEYS[4:6]))
+    found = {number: statuses([c for c in done if c.id == number]) for number in (1, 2)}
+    assert found == {1: [Status.OK] * 3, 2: [Status.FAILED] * 2}
+
+
+@pytest.mark.parametrize(("error", "status"), [(PASSING, Status.OK), (OSError("broken"), Status.FAILED)])
+def test_a_batch_begun_ahead_that_another_one_has_failed_is_begun_again(
+    error: Exception, status: Status
+) -> None:
+    backend = Breaking(1, error)
+    done = run_joined(backend, batch_of(1, Verb.READ, *KEYS[:3]), batch_of(2, Verb.READ, *KEYS[4:6]))
+    assert statuses([completion for completion in done if completion.id == 2]) == [status] * 2
+    assert sum(deed == "begin" for deed, _ in backend.deeds) == 2 + (status is Status.OK)
+
+
+def test_only_what_may_be_begun_ahead_is() -> None:
+    backend = SlowlyTogether()
+    worker = Worker(backend, lambda _slot: memoryview(bytearray(CHUNK)))
+    asked: list[Collection[Verb]] = []
+    worker.run(batch_of(1, Verb.READ, *KEYS[:3]), lambda _: None, lambda _batch, verbs: asked.append(verbs))
+    assert asked == [], "threads that hang would take the other batch with them"
