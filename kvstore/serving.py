@@ -115,7 +115,7 @@ class Serving:
         self.last_call = now = self.clock()
         with self._lock:
             if now < self._quiet_until and not self._has_news():
-                return  # as most polls of a busy loop do: at a third of the cost of a turn
+                return  # as most polls of a busy loop do
         self._turn(_nothing)
 
     def fileno(self) -> int:

@@ -367,8 +367,7 @@ class Fetcher:
             self._tell(came.keys, waiters, promoted=True)
 
     def _came(self, fetch: Fetch, keys: Sequence[bytes]) -> None:
-        """What :meth:`_tell` does when `keys` are READY and nobody but `fetch` waits for them, at a third of
-        its cost."""
+        """What :meth:`_tell` does, in one go, when `keys` are READY and nobody but `fetch` waits for them."""
         fetch.coming.difference_update(keys)
         fetch.keep.update(keys)
         fetch.promoted.extend(keys)
