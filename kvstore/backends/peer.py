@@ -26,7 +26,7 @@ from .base import Backend, BackendContext, Capabilities, StoredObject
 if TYPE_CHECKING:
     from ..peer.calls import Call
     from ..peer.client import PeerClient
-    from ..peer.nixl_memory import NixlReader
+    from ..peer.nixl_reader import NixlReader
 
 __all__ = ["PeerBackend"]
 

@@ -11,7 +11,9 @@ credentials  tokens and keys, from configuration
 transport    the contract of what carries messages and payload
 zmq_carrier  messages and payload over ZMQ
 stream       payload over a TCP connection of its own
-nixl_memory  payload read one-sided, over NIXL
+nixl_agent   what is used of NIXL
+nixl_region  a server's memory, read one-sided over NIXL
+nixl_reader  the threads that read it
 choice       which transport it is to be
 server       the loop of a serving process
 client       the thread that reads from one peer

@@ -14,7 +14,9 @@ from ..config import StoreConfig
 from ..errors import BackendError, ConfigError
 from ..remedies import install
 from .credentials import ClientCredentials, ServerCredentials
-from .nixl_memory import NixlReader, NixlRegion, is_installed
+from .nixl_agent import is_installed
+from .nixl_reader import NixlReader
+from .nixl_region import NixlRegion
 from .stream import StreamReader, StreamRegion
 from .transport import NIXL, STREAM, ZMQ, Reader, Region
 

@@ -49,8 +49,6 @@ _log = logging.getLogger("kvstore")
 
 #: Seconds between two tries to greet a peer that is not connected.
 _PAUSE = 0.01
-#: Seconds between two looks at reads that are under way; nothing tells when one has ended.
-_LOOK_EVERY = 50e-6
 
 
 class PeerClient:
@@ -180,8 +178,7 @@ class PeerClient:
                 carrier.register(poller)
                 self._reads.attach(poller)
                 while not self._closing:
-                    if not poller.poll(round(self._pause() * 1000 + 0.499)) and self._reads.must_look:
-                        time.sleep(_LOOK_EVERY)
+                    poller.poll(round(self._pause() * 1000 + 0.499))
                     self._turn(carrier)
                 self._session.goodbye()
                 self._send(carrier)
@@ -195,8 +192,6 @@ class PeerClient:
             self._fail_all(self._error(why))
 
     def _pause(self) -> float:
-        if self._reads.must_look:
-            return 0.0
         if self._waiting and self._session.state is State.CLOSED:
             return _PAUSE
         end = min(self._session.next_deadline, self._reads.next_deadline)
@@ -213,8 +208,8 @@ class PeerClient:
             event = self._session.received(control)
             if event is not None:
                 self._happened(event, carrier)
-            self._go_on(carrier)
-        self._go_on(carrier)
+        self._finish_reads()
+        self._ask(time.monotonic())
         self._drop_overdue(time.monotonic())
         for event in self._session.expire(time.monotonic()):
             self._happened(event, carrier)
@@ -250,11 +245,11 @@ class PeerClient:
                 call.done.set()
         self._ask(now)
 
-    def _ask(self, now: float) -> bool:
-        """Ask for chunks if a good part of what may be under way is not; whether any were asked for."""
+    def _ask(self, now: float) -> None:
+        """Ask for chunks if a good part of what may be under way is not."""
         room = self._window - len(self._fetches) - len(self._reads)
         if not self._wanted or room < min(len(self._wanted), -(-self._window // 2)):
-            return False
+            return
         part = [self._wanted.popleft() for _ in range(min(room, len(self._wanted)))]
         deadline = now + self._timeout
         for call in part:
@@ -262,19 +257,6 @@ class PeerClient:
         wait = self._timeout / 2  # a miss in good time is better than a failure
         number = self._session.fetch([call.keys[0] for call in part], wait, deadline, now)
         self._fetches.update({(number, place): call for place, call in enumerate(part)})
-        return True
-
-    def _go_on(self, carrier: ClientCarrier) -> None:
-        """Read past the carrier, part by part, and ask for more as soon as half of it is here."""
-        while True:
-            self._finish_reads()
-            now = time.monotonic()
-            self._take_calls(now)
-            if self._ask(now):
-                self._acknowledge()
-            self._send(carrier)
-            if not self._reads.start():
-                return
 
     def _happened(self, event: Event, carrier: ClientCarrier) -> None:
         if isinstance(event, Opened):

@@ -5,7 +5,7 @@ All of it belongs to the thread of :class:`~kvstore.peer.client.PeerClient`.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import zmq
@@ -21,9 +21,6 @@ __all__ = ["Reads"]
 
 #: Sessions in a row that a reader which has worked may end before it is given up.
 _CREDIT = 3
-#: Bytes that are begun together: one call, and one turn of those who wait, for several chunks. A reader may
-#: take until they are here, and meanwhile nothing else is asked for.
-_TOGETHER = 8 << 20
 _NOWHERE = memoryview(bytearray(1))
 
 
@@ -39,7 +36,6 @@ class Reads:
         self._readers = {reader.name: reader for reader in readers}
         self._reader: Reader | None = None
         self._calls: dict[Tag, Call] = {}
-        self._offered: deque[Wanted] = deque()  # not begun
         self._headers = memoryview(bytearray(MOST_OFFERS * HEADER_SIZE))
         self._credits: Counter[str] = Counter()  # sessions that each may still end; none before it has worked
 
@@ -69,23 +65,19 @@ class Reads:
         return "" if self._reader is None else self._reader.name
 
     @property
-    def must_look(self) -> bool:
-        """Whether nothing tells when one has ended."""
-        return bool(self._calls) and self._reader is not None and not self._reader.wakes
-
-    @property
     def next_deadline(self) -> float:
         """None is overdue before this time."""
         return min((call.deadline for call in self._calls.values()), default=float("inf"))
 
     def take(self, offered: Offered, carrier: ClientCarrier, calls: Sequence[Call]) -> list[tuple[Tag, Call]]:
-        """Take on what is offered for `calls`, whose headers `carrier` has; :meth:`start` begins to read.
+        """Begin to read what is offered for `calls`, whose headers `carrier` has.
 
         Returns those calls for which nothing is to be read: what is no frame of ours, its size will tell.
         """
         length = offered.headers * HEADER_SIZE
+        assert self._reader is not None  # whose name the session has agreed on
         is_whole = carrier.take(self._headers[:length], _NOWHERE) == length
-        over = []
+        wanted, over = [], []
         for (number, place, size, address), call in zip(offered.chunks, calls, strict=True):
             assert call.buffers is not None
             tag, (header, payload) = (offered.id, place), call.buffers
@@ -93,22 +85,12 @@ class Reads:
             call.arrived = Arrived(HEADER_SIZE + size if is_whole else 0)
             if is_whole and 0 < size <= payload.nbytes:
                 self._calls[tag] = call
-                self._offered.append(Wanted(tag, address, payload[:size]))
+                wanted.append(Wanted(tag, address, payload[:size]))
             else:
                 over.append((tag, call))
+        if wanted:
+            self._reader.start(wanted)
         return over
-
-    def start(self) -> bool:
-        """Begin to read the next part of what has been taken on; False when there is nothing."""
-        if not self._offered or self._reader is None:
-            return False
-        part = [self._offered.popleft()]
-        size = len(part[0].out)
-        while self._offered and size < _TOGETHER:
-            part.append(self._offered.popleft())
-            size += len(part[-1].out)
-        self._reader.start(part)
-        return True
 
     def ended(self) -> Iterator[tuple[Read, Call]]:
         """Go on with all; those that have ended since the last look, unless they went with one before."""
@@ -128,18 +110,11 @@ class Reads:
         """Fail what is overdue, where nothing can be written for it any more; whether there was any."""
         dropped = False
         for tag, call in list(self._calls.items()):
-            if now >= call.deadline and self._drop(tag):
+            if now >= call.deadline and self._reader is not None and self._reader.drop(tag):
                 del self._calls[tag]
                 call.fail(error)
                 dropped = True
         return dropped
-
-    def _drop(self, tag: Tag) -> bool:
-        left = deque(read for read in self._offered if read.tag != tag)
-        if len(left) < len(self._offered):
-            self._offered = left
-            return True
-        return self._reader is not None and self._reader.drop(tag)
 
     def is_stuck(self, now: float) -> bool:
         """Whether something is overdue that cannot be dropped, by a reader that has never worked: the way to
@@ -159,4 +134,3 @@ class Reads:
             if tag not in adrift:
                 call.fail(error)
         self._calls.clear()
-        self._offered.clear()

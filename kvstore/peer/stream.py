@@ -145,7 +145,6 @@ class StreamReader(Reader):
     """Reads from a server at `host`."""
 
     name = STREAM
-    wakes = True
 
     def __init__(self, host: str) -> None:
         self._host = host

@@ -135,11 +135,9 @@ class Reader(Protocol):
 
     name: str
     """Of the transport."""
-    wakes: bool
-    """Whether the poller tells when there is something to do; otherwise it is to be looked for."""
 
     def attach(self, poller: zmq.Poller) -> None:
-        """Use `poller` to wake whoever calls the other methods."""
+        """Use `poller` to wake whoever calls the other methods, when there is something to do."""
 
     def connect(self, metadata: bytes) -> None:
         """Read from the server that sent `metadata` from now on.
@@ -151,7 +149,7 @@ class Reader(Protocol):
         """
 
     def start(self, wanted: Sequence[Wanted]) -> None:
-        """Begin with some reads, which may end together."""
+        """Begin with some reads."""
 
     def finished(self) -> list[Read]:
         """Go on with what has been started; what has ended since the last call."""

@@ -45,7 +45,7 @@ while int(socket.recv()):
 
 _READ = f"""
 import ctypes, mmap, sys
-from kvstore.peer.nixl_memory import _load
+from kvstore.peer.nixl_agent import _load
 nixl = _load()
 region = mmap.mmap(-1, {CHUNKS * CHUNK})
 for start in range(0, len(region), 4096):

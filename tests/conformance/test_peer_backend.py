@@ -15,11 +15,11 @@ import pytest
 from kvstore.backends.base import Backend, BackendContext
 from kvstore.backends.peer import PeerBackend
 from kvstore.errors import BackendError, NamespaceMismatchError
-from kvstore.peer import nixl_memory
+from kvstore.peer import nixl_agent
 from kvstore.peer.books import Parcel, Session
 from kvstore.peer.choice import Choice
 from kvstore.peer.limits import Bucket
-from kvstore.peer.nixl_memory import NixlRegion
+from kvstore.peer.nixl_region import NixlRegion
 from kvstore.peer.protocol import Hello
 from kvstore.peer.session import ClientSession
 from kvstore.peer.stream import StreamRegion
@@ -247,14 +247,14 @@ def test_a_connection_that_an_error_has_ended_is_made_anew(monkeypatch: pytest.M
 
 
 @pytest.fixture
-def idle_agent(monkeypatch: pytest.MonkeyPatch) -> nixl_memory._Agent:
+def idle_agent(monkeypatch: pytest.MonkeyPatch) -> nixl_agent.Agent:
     """It can only be reached over TCP, and never answers."""
-    monkeypatch.setattr(nixl_memory, "_LOCAL", {"engine_config": "NET_DEVICES=lo,TLS=tcp"})
-    return nixl_memory._Agent(has_thread=False, is_local=True)
+    monkeypatch.setattr(nixl_agent, "_LOCAL", {"engine_config": "NET_DEVICES=lo,TLS=tcp"})
+    return nixl_agent.Agent(has_thread=False, is_local=True)
 
 
 @pytest.fixture
-def silent(idle_agent: nixl_memory._Agent) -> Iterator[Objects]:
+def silent(idle_agent: nixl_agent.Agent) -> Iterator[Objects]:
     """A server whose memory can only be read by that agent."""
     memory = mmap(-1, 1 << 20)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -291,7 +291,7 @@ def test_what_may_still_be_written_to_is_not_answered(
     silent: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine keeps the slot for as long; other chunks come meanwhile."""
-    monkeypatch.setattr(nixl_memory._Agent, "release", lambda agent, handle: False)
+    monkeypatch.setattr(nixl_agent.Agent, "release", lambda agent, handle: False)
     address = f"127.0.0.1:{silent.port}"
     with closing(PeerBackend(ReadingTests.context, address, timeout=1.0, transport="auto")) as backend:
         backend.open()
@@ -306,15 +306,15 @@ def test_what_may_still_be_written_to_is_not_answered(
 
 @needs_nixl
 def test_a_failed_read_that_is_not_let_go_of_is_not_answered(
-    silent: Objects, idle_agent: nixl_memory._Agent, monkeypatch: pytest.MonkeyPatch
+    silent: Objects, idle_agent: nixl_agent.Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = threading.Event()
 
-    def keep(agent: nixl_memory._Agent, handle: int) -> bool:
+    def keep(agent: nixl_agent.Agent, handle: int) -> bool:
         failed.set()
         return False
 
-    monkeypatch.setattr(nixl_memory._Agent, "release", keep)
+    monkeypatch.setattr(nixl_agent.Agent, "release", keep)
     address = f"127.0.0.1:{silent.port}"
     with closing(PeerBackend(ReadingTests.context, address, timeout=60.0, transport="nixl")) as backend:
         backend.open()

@@ -19,7 +19,7 @@ from kvstore import BackendError, ConfigError
 from kvstore.address import Address
 from kvstore.backends import create
 from kvstore.config import TierConfig
-from kvstore.peer import choice, nixl_memory
+from kvstore.peer import choice, nixl_agent, nixl_reader
 from kvstore.peer.credentials import ClientCredentials, ServerCredentials
 from support.peers import CHUNK, evict, gate_of, needs_nixl, no_leases, peer_of, reader, server
 from support.processes import has_ended, wait_for
@@ -190,7 +190,7 @@ def test_for_this_machine_alone_nobody_listens_on_a_network(transport: str) -> N
 @pytest.mark.parametrize("transport", ["auto", "nixl"])
 def test_nobody_listens_before_a_peer_is_named(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    monkeypatch.setattr(nixl_memory, "_Agent", lambda **options: made.append(options))
+    monkeypatch.setattr(nixl_reader, "Agent", lambda **options: made.append(options))
     tier = TierConfig(url="peer://", transport=transport)
     with closing(create(tier, kvstore.Namespace({}, CHUNK))) as backend:
         backend.open()
@@ -221,7 +221,7 @@ def test_what_the_libraries_print_is_the_callers_choice(monkeypatch: pytest.Monk
     """Processes of ours are quiet, unless the caller says otherwise."""
     monkeypatch.delenv("NIXL_LOG_LEVEL", raising=False)
     monkeypatch.setenv("UCX_LOG_LEVEL", "error")
-    nixl_memory._load.cache_clear()
+    nixl_agent._load.cache_clear()
     with server(transport="nixl") as owner, reader(peer_of(owner), transport="nixl") as store:
         assert store.get(KEYS[0]) is None
         [pid] = gate_of(owner).pids
@@ -236,7 +236,7 @@ def test_what_the_libraries_print_is_the_callers_choice(monkeypatch: pytest.Monk
 @pytest.fixture
 def uninstalled(monkeypatch: pytest.MonkeyPatch) -> None:
     """NIXL has another name than any that is installed."""
-    monkeypatch.setattr(nixl_memory, "_PACKAGES", ("nixl_of_another_kind",))
+    monkeypatch.setattr(nixl_agent, "_PACKAGES", ("nixl_of_another_kind",))
     choice._say_once.cache_clear()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import kvstore
 from kvstore.gate import Gate
-from kvstore.peer.nixl_memory import is_installed
+from kvstore.peer.nixl_agent import is_installed
 from support.processes import wait_for
 
 __all__ = ["CHUNK", "evict", "gate_of", "needs_nixl", "no_leases", "peer_of", "reader", "server"]

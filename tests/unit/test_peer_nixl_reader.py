@@ -1,33 +1,44 @@
-"""What the NIXL reader says of reads that fail: whether the bytes may still come."""
+"""What the NIXL reader says of reads that fail, and of those it has not begun."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import count
 
 import pytest
 
-from kvstore.peer.nixl_memory import NixlReader
-from kvstore.peer.transport import Wanted
+from kvstore.peer import nixl_reader
+from kvstore.peer.nixl_reader import NixlReader
+from kvstore.peer.transport import Read, Wanted
+
+zmq = pytest.importorskip("zmq", reason="no pyzmq (pip install '.[p2p]')")
 
 PAGE = 4096
 
 
-class Failing:
-    """An agent whose reads fail when they begin, some of their parts perhaps under way; it can, or cannot,
-    take them back."""
+class Agent:
+    """An agent whose reads never end; it can, or cannot, take them back."""
 
-    def __init__(self, *, releases: bool) -> None:
+    def __init__(self, *, releases: bool = True) -> None:
         self.releases = releases
         self.released: list[int] = []
+        self.begun = threading.Semaphore(0)
+        self._handles = count(1)
 
     def register(self, address: int, size: int) -> None:
         pass
 
-    def prepare(self, server: str, parts: Sequence[tuple[int, int, int]]) -> int:
-        return 7
+    def prepare(self, server: str, source: int, target: int, size: int) -> int:
+        return next(self._handles)
 
     def begin(self, handle: int) -> bool:
-        raise RuntimeError("half of it has been posted")
+        self.begun.release()
+        return False
+
+    def is_done(self, handle: int) -> bool:
+        return False
 
     def release(self, handle: int) -> bool:
         self.released.append(handle)
@@ -40,24 +51,82 @@ class Failing:
         pass
 
 
+class Failing(Agent):
+    """Its reads fail when they begin, some of their bytes perhaps under way."""
+
+    def begin(self, handle: int) -> bool:
+        raise RuntimeError("half of it has been posted")
+
+
+@pytest.fixture
+def reader() -> Iterator[NixlReader]:
+    with closing(NixlReader(is_local=True)) as reader:
+        yield reader
+
+
+def wanted(reads: int) -> list[Wanted]:
+    memory = memoryview(bytearray(reads * PAGE))
+    return [Wanted((1, place), place * PAGE, memory[place * PAGE :][:PAGE]) for place in range(reads)]
+
+
+def wait_for(reader: NixlReader, reads: int) -> list[Read]:
+    """What has ended, when that is so much; the poller tells when to look."""
+    poller = zmq.Poller()
+    reader.attach(poller)
+    ended: list[Read] = []
+    while len(ended) < reads:
+        assert poller.poll(10_000)
+        ended += reader.finished()
+    return sorted(ended, key=lambda read: read.tag)
+
+
 @pytest.mark.parametrize("releases", [True, False])
 def test_a_read_that_fails_at_its_beginning_is_over_when_it_is_released(
-    monkeypatch: pytest.MonkeyPatch, releases: bool
+    monkeypatch: pytest.MonkeyPatch, reader: NixlReader, releases: bool
 ) -> None:
     agent = Failing(releases=releases)
-    reader = NixlReader(is_local=True)
     monkeypatch.setattr(reader, "_made", agent)
-    memory = memoryview(bytearray(2 * PAGE))
-    reader.start([Wanted((1, place), place * PAGE, memory[place * PAGE :][:PAGE]) for place in range(2)])
-    ended = reader.finished()
+    reader.start(wanted(2))
+    ended = wait_for(reader, 2)
     assert [read.tag for read in ended] == [(1, 0), (1, 1)]
     assert all("posted" in read.error for read in ended)
     assert [read.over for read in ended] == [releases] * 2
-    assert agent.released == [7]
+    assert len(agent.released) == 2
 
 
-def test_what_was_not_taken_back_is_adrift_until_the_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = NixlReader(is_local=True)
+def test_what_was_not_taken_back_is_adrift_until_the_connection_ends(
+    monkeypatch: pytest.MonkeyPatch, reader: NixlReader
+) -> None:
     monkeypatch.setattr(reader, "_made", Failing(releases=False))
-    reader.start([Wanted((1, 0), 0, memoryview(bytearray(PAGE)))])
+    reader.start(wanted(1))
+    poller = zmq.Poller()
+    reader.attach(poller)
+    assert poller.poll(10_000)
     assert reader.disconnect() == [(1, 0)]
+
+
+@pytest.mark.parametrize("releases", [True, False])
+def test_a_connection_that_ends_takes_back_what_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, reader: NixlReader, releases: bool
+) -> None:
+    agent = Agent(releases=releases)
+    monkeypatch.setattr(reader, "_made", agent)
+    reader.start(wanted(3))
+    for _ in range(3):
+        assert agent.begun.acquire(timeout=10)
+    assert sorted(reader.disconnect()) == ([] if releases else [(1, 0), (1, 1), (1, 2)])
+    assert sorted(agent.released) == [1, 2, 3]
+    assert reader.finished() == []
+
+
+def test_only_what_has_not_begun_can_be_dropped(monkeypatch: pytest.MonkeyPatch, reader: NixlReader) -> None:
+    agent = Agent()
+    monkeypatch.setattr(reader, "_made", agent)
+    reader.start(wanted(100))
+    under_way = nixl_reader._THREADS * nixl_reader._AT_ONCE
+    for _ in range(under_way):
+        assert agent.begun.acquire(timeout=10)
+    assert [reader.drop((1, place)) for place in range(100)] == [False] * under_way + [True] * (
+        100 - under_way
+    )
+    assert not reader.drop((1, 99))
