@@ -17,8 +17,9 @@ from typing import Any
 __all__ = ["Agent", "address_of", "is_installed"]
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
-#: Microseconds that the thread of a server's agent sleeps between two looks: 0.01 to 0.02 of a core.
-_DELAY = 200
+#: Microseconds that the thread of a server's agent sleeps between two looks, which NIXL rounds up to whole
+#: milliseconds: 0.014 to 0.017 of a core.
+_DELAY = 2000
 #: Keeps UCX to the loopback interface, beside memory that processes share.
 _LOCAL = {"engine_config": "NET_DEVICES=lo"}
 

@@ -32,8 +32,8 @@ _THREADS = 2
 _AT_ONCE = 8
 #: Seconds between two looks at reads that are under way; nothing tells when one has ended.
 _LOOK_EVERY = 50e-6
-#: Chunks that a thread reads before it tells of them, if there are more: each time costs others a turn.
-_TOLD = 4
+#: Chunks that have ended before others are told, if there are more: each time costs a turn.
+_TOLD = 8
 
 
 class NixlReader(Reader):
@@ -174,18 +174,15 @@ class NixlReader(Reader):
     def _read(self, wanted: Wanted | None) -> None:
         """Read `wanted` and what else is wanted, until nothing is, and nothing is under way."""
         under_way: dict[int, Wanted] = {}
-        untold = 0
         while True:
             ended = [] if wanted is None else self._begin(wanted, under_way)
             ended += self._look(under_way)
             self._ended += ended
-            untold += len(ended)
             if self._stops:
                 self._let_go(under_way)
             wanted = self._next() if len(under_way) < _AT_ONCE else None
-            if untold >= _TOLD or (untold and wanted is None):
+            if len(self._ended) >= (_TOLD if wanted is not None else 1):
                 self._bell.ring()
-                untold = 0
             if wanted is None:
                 if not under_way:
                     return
