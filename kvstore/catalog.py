@@ -212,6 +212,11 @@ class Catalog:
             self._idle += 1
             self.eased += 1
 
+    def drop_many(self, slots: Iterable[int]) -> None:
+        """Do that for each of `slots`."""
+        for slot in slots:
+            self.drop(slot)
+
     # Leaving.
 
     def remove(self, key: bytes) -> bool:

@@ -209,7 +209,7 @@ class PosixBackend(FileBackend):
             created = self._publish(temp, target)
         finally:
             self._unlink_temp(temp)
-        self._sync_directory(os.path.dirname(target))
+        self._sync_directory(target)
         return created
 
     def _create_temp(self, temp: str, flags: int) -> int:
@@ -263,10 +263,11 @@ class PosixBackend(FileBackend):
         except OSError:  # renamed, or gone with its directory; what stays is swept by age
             pass
 
-    def _sync_directory(self, directory: str) -> None:
+    def _sync_directory(self, name: str) -> None:
+        """Sync the directory of `name`."""
         if self._durability != "full":
             return
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(os.path.dirname(name), os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
@@ -275,7 +276,7 @@ class PosixBackend(FileBackend):
     def _make_directories(self, path: str) -> None:
         ground = os.path.dirname(os.path.dirname(self.path))
         for made in make_directories(path, self._directory_mode, ground):
-            self._sync_directory(os.path.dirname(made))
+            self._sync_directory(made)
 
     # The rest.
 

@@ -79,6 +79,8 @@ class _Lane:
 
     def joining(self, running: Batch, verbs: Collection[Verb]) -> Batch | None:
         """What may be begun before `running` has ended, which the calling thread has."""
+        if not self.heap:
+            return None
         with self.lock:
             me = threading.current_thread()
             if me in self.lost or not self.heap or not may_join(self.heap[0][2], running, verbs):

@@ -82,13 +82,13 @@ class CapacityKeeper:
         """Send a report to the collector of a tier."""
         self._dispatcher.enqueue(tier, Verb.COLLECT, [(report.pack(), -1, 0)])
 
-    def enqueue(self, tier: TierState, item: Item, now: float) -> None:
-        """Queue a write: at once, or as soon as there is room for it."""
+    def enqueue(self, tier: TierState, items: Sequence[Item], now: float) -> None:
+        """Queue writes: at once, or as soon as there is room for them."""
         gate = self._gates.get(tier.index)
         if gate is None:
-            self._dispatcher.enqueue(tier, Verb.WRITE, [item])
+            self._dispatcher.enqueue(tier, Verb.WRITE, items)
         else:
-            gate.held.append(item)
+            gate.held.extend(items)
             gate.open(now)
 
     def withdraw(self, tier: TierState, keys: Container[bytes]) -> list[Item]:
@@ -107,11 +107,11 @@ class CapacityKeeper:
         if gate is not None:
             gate.open(now)
 
-    def ended(self, tier: TierState, item: Item, now: float) -> None:
-        """A write that was passed on has ended, well or not."""
+    def ended(self, tier: TierState, lengths: Sequence[int], now: float) -> None:
+        """Writes of so many bytes of payload, which were passed on, have ended, well or not."""
         gate = self._gates.get(tier.index)
         if gate is not None:
-            gate.ended(object_size(item[2]), now)
+            gate.ended(sum(map(object_size, lengths)), now)
 
     def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """A scan or a turn of a collector has ended."""
@@ -176,7 +176,7 @@ class _Gate:
                 self._keeper.on_dropped(self.tier, self.held.popleft())
 
     def ended(self, size: int, now: float) -> None:
-        """A write that was passed on has ended, well or not."""
+        """Writes that were passed on have ended, well or not."""
         self._ledger.expected -= size
         self.open(now)
 

@@ -8,7 +8,7 @@ is *owed* to the tier, and holds nothing: it is queued when there is room, unles
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from itertools import islice
+from itertools import compress, islice
 
 from ..catalog import Catalog
 from ..engine.base import Result, Status
@@ -30,11 +30,11 @@ class Cascader:
     Attributes
     ----------
     on_over : callable
-        Called with ``(tier, key)`` when a worker is through with a write; set by whoever puts the planner
+        Called with ``(tier, keys)`` when a worker is through with writes; set by whoever puts the planner
         together.
     """
 
-    on_over: Callable[[TierState, bytes], None]
+    on_over: Callable[[TierState, Sequence[bytes]], None]
 
     def __init__(
         self,
@@ -65,12 +65,11 @@ class Cascader:
         if tiers is not None:
             through = [tier for tier in through if tier in tiers]
             on_evict = [tier for tier in on_evict if tier in tiers]
-        for key, slot in chunks:
-            for tier in through:
-                self._offer(tier, key, slot, now)
-            for tier in on_evict:
-                if _wants(tier, key):
-                    tier.owed[key] = self._number()
+        chunks = list(chunks)
+        for tier in through:
+            self._offer(tier, chunks, now)
+        for tier in on_evict:
+            tier.owed.update([(key, self._number()) for key, _ in chunks if _wants(tier, key)])
 
     def room(self, now: float) -> int:
         """Writes that every write-through tier can still queue: what a lossless caller waits for. A tier that
@@ -163,51 +162,62 @@ class Cascader:
     def withdraw(self, tier: TierState, keys: Container[bytes], now: float) -> None:
         """Take back the writes of `keys` that no worker has yet."""
         items = self._keeper.withdraw(tier, keys)
-        for item in items:
-            self._finish(tier, item)
         if items:
+            keys, slots, _ = zip(*items, strict=True)
+            self._let_go(tier, keys, slots)
             self._keeper.withdrawn(tier, now)
 
     def drop(self, tier: TierState, item: Item) -> None:
         """A write that waited for room in vain."""
         tier.counters.dropped += 1
-        self._finish(tier, item)
+        self._let_go(tier, item[:1], item[1:2])
 
     # What workers answer.
 
     def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """Writes have ended; after a TIMEOUT the slot stays leased until the worker answers."""
-        written = [(item, result.value) for item, result in answers if result.status is Status.OK]
-        if written:
-            self._note(tier, written, now)
+        good = answers.good
+        if good is not None:
+            self._note(tier, good, now)
+            self._ended(tier, good, now)
+        if good is answers:
+            return
         for item, result in answers:
+            if result.status is Status.OK:
+                continue
             if result.status is Status.TIMEOUT:
                 tier.overdue.add(item[0])
                 continue
             if result.status is Status.CANCELLED:
                 tier.counters.dropped += 1
             self._account_for_failure(tier, item, result)
-            self._ended(tier, item, now)
+            self._ended(tier, Answers.alike([item], result), now)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
         """The worker is through with the slot at last."""
+        answers = Answers.alike([item], result)
         if result.status is Status.OK:
-            self._note(tier, [(item, result.value)], now)
+            self._note(tier, answers, now)
         self._account_for_failure(tier, item, result)
-        self._ended(tier, item, now)
+        self._ended(tier, answers, now)
 
-    def _offer(self, tier: TierState, key: bytes, slot: int, now: float) -> None:
-        """A chunk is to go to `tier`: at once, or as soon as there is room."""
-        if tier.owed or tier.write_room() <= 0:
-            if _wants(tier, key):
-                tier.owed[key] = self._number()
-        else:
-            self._begin(tier, key, slot, self._number(), now)
+    def _offer(self, tier: TierState, chunks: Sequence[tuple[bytes, int]], now: float) -> None:
+        """Chunks are to go to `tier`: at once, or as soon as there is room."""
+        numbered = [(key, slot, self._number()) for key, slot in chunks if _wants(tier, key)]
+        at_once = numbered
+        if tier.owed:
+            at_once = []
+        elif not tier.writes.breaker.blocked(now):
+            at_once = numbered[: max(0, tier.write_room())]
+        self._begin(tier, at_once, now)
+        tier.owed.update([(key, number) for key, _, number in numbered[len(at_once) :]])
 
     def _pay(self, tier: TierState, keys: Iterable[bytes], now: float) -> None:
         """Queue the writes of those of `keys` that are owed, in order, as room allows."""
+        due: list[tuple[bytes, int, int]] = []
+        room = tier.write_room()
         for key in keys:
-            if tier.write_room() <= 0:
+            if len(due) >= room:
                 break
             number, slot = tier.owed.get(key), self._catalog.ready.get(key)
             if number is None or slot is None:
@@ -215,40 +225,46 @@ class Cascader:
             del tier.owed[key]
             if tier.config.write == "on-evict":
                 number = self._number()  # they are not written in the order of their commits
-            self._begin(tier, key, slot, number, now)
+            if _wants(tier, key):
+                due.append((key, slot, number))
+        self._begin(tier, due, now)
 
-    def _begin(self, tier: TierState, key: bytes, slot: int, number: int, now: float) -> None:
-        """Queue a write, unless there is nothing to write, or nobody to write it."""
-        if not _wants(tier, key):
+    def _begin(self, tier: TierState, chunks: Sequence[tuple[bytes, int, int]], now: float) -> None:
+        """Queue writes of ``(key, slot, number)``, unless there is nobody to write them."""
+        if not chunks:
             return
         if tier.writes.breaker.blocked(now):
-            tier.counters.dropped += 1
+            tier.counters.dropped += len(chunks)
             return
-        tier.writing[key] = number
-        self._catalog.hold(slot)
-        self._keeper.enqueue(tier, (key, slot, self._catalog.length(slot)), now)
+        tier.writing.update([(key, number) for key, _, number in chunks])
+        self._catalog.hold_many([slot for _, slot, _ in chunks])
+        length = self._catalog.length
+        self._keeper.enqueue(tier, [(key, slot, length(slot)) for key, slot, _ in chunks], now)
 
     def _number(self) -> int:
         self._sequence += 1
         return self._sequence - 1
 
-    def _note(self, tier: TierState, written: Sequence[tuple[Item, int]], now: float) -> None:
+    def _note(self, tier: TierState, written: Answers, now: float) -> None:
         """The tier has these items, of which it had those with a 0 before."""
-        tier.presence.found_many([key for (key, _, _), _ in written], now)
-        new = [key for (key, _, _), created in written if created]
-        for (key, _, length), created in written:
-            size = object_size(length)
-            if created:
-                tier.counters.written_bytes += length
-                tier.bytes += size
-                if tier.tally is not None:
-                    tier.tally.wrote(size)
-            if tier.ledger is not None and key not in tier.ledger:
-                tier.ledger.add(key, size)
+        tier.presence.found_many(written.keys, now)
+        if tier.ledger is not None:
+            for key, length in zip(written.keys, written.lengths, strict=True):
+                if key not in tier.ledger:
+                    tier.ledger.add(key, object_size(length))
+        new = list(compress(written.keys, written.values))
+        if not new:
+            return
+        lengths = list(compress(written.lengths, written.values))
+        sizes = list(map(object_size, lengths))
+        tier.counters.written_bytes += sum(lengths)
         tier.counters.writes += len(new)
         tier.chunks += len(new)
-        if new:
-            self._events.emit(report.written(new, self._host, tier))
+        tier.bytes += sum(sizes)
+        if tier.tally is not None:
+            for size in sizes:
+                tier.tally.wrote(size)
+        self._events.emit(report.written(new, self._host, tier))
 
     @staticmethod
     def _account_for_failure(tier: TierState, item: Item, result: Result) -> None:
@@ -256,16 +272,17 @@ class Cascader:
         if result.status is Status.FAILED and tier.remote and tier.tally is not None:
             tier.tally.may_have_written(object_size(item[2]))
 
-    def _ended(self, tier: TierState, item: Item, now: float) -> None:
-        self._finish(tier, item)
-        self._keeper.ended(tier, item, now)
-        self.on_over(tier, item[0])
+    def _ended(self, tier: TierState, answers: Answers, now: float) -> None:
+        """A worker is through with items."""
+        self._let_go(tier, answers.keys, answers.slots)
+        self._keeper.ended(tier, answers.lengths, now)
+        self.on_over(tier, answers.keys)
 
-    def _finish(self, tier: TierState, item: Item) -> None:
-        key, slot, _ = item
-        del tier.writing[key]
-        tier.overdue.discard(key)
-        self._catalog.drop(slot)
+    def _let_go(self, tier: TierState, keys: Sequence[bytes], slots: Sequence[int]) -> None:
+        for key in keys:
+            del tier.writing[key]
+        tier.overdue.difference_update(keys)
+        self._catalog.drop_many(slots)
 
 
 def _up(tiers: Sequence[TierState], now: float) -> list[TierState]:

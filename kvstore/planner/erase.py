@@ -93,11 +93,14 @@ class Eraser:
         else:
             self._dispatcher.enqueue(tier, Verb.DELETE, due)
 
-    def write_over(self, tier: TierState, key: bytes) -> None:
-        """A write has ended for which a delete may be waiting."""
-        if (tier.index, key) in self._behind_write:
-            self._behind_write.discard((tier.index, key))
-            self._dispatcher.enqueue(tier, Verb.DELETE, [(key, -1, 0)])
+    def write_over(self, tier: TierState, keys: Sequence[bytes]) -> None:
+        """Writes have ended for which deletes may be waiting."""
+        if not self._behind_write:
+            return
+        for key in keys:
+            if (tier.index, key) in self._behind_write:
+                self._behind_write.discard((tier.index, key))
+                self._dispatcher.enqueue(tier, Verb.DELETE, [(key, -1, 0)])
 
     def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """A tier has answered, or not in time."""

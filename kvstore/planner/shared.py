@@ -94,7 +94,7 @@ class SharedGate:
                 return
 
     def ended(self, size: int, now: float) -> None:
-        """A write that was passed on has ended, well or not."""
+        """Writes that were passed on have ended, well or not."""
         self._expected -= size
         self.due = min(self.due, now + _AFTER_A_WRITE * self._scale)
         if self._grant < self._ahead() // 2:

@@ -133,7 +133,7 @@ class Stores:
             else:
                 tier.writing[key] = next(self._sequence)
                 self._keys[key] = (job, place)
-                self._keeper.enqueue(tier, (key, row, self._chunk_size), now)
+                self._keeper.enqueue(tier, [(key, row, self._chunk_size)], now)
 
     def done(self, tier: TierState, answers: Answers, now: float) -> None:
         """Writes have ended; after a TIMEOUT the worker may still read the row."""
@@ -172,8 +172,8 @@ class Stores:
         if good:
             self._note(tier, item[0], created, now)
         self._finish(tier, item[0], good, self._chunk_size if created else 0)
-        self._keeper.ended(tier, item, now)
-        self._eraser.write_over(tier, item[0])
+        self._keeper.ended(tier, item[2:], now)
+        self._eraser.write_over(tier, item[:1])
 
     def _note(self, tier: TierState, key: bytes, created: bool, now: float) -> None:
         size = object_size(self._chunk_size)
