@@ -15,7 +15,6 @@ turn takes long. Others get theirs meanwhile: a short request does not wait for 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from itertools import islice, repeat
 
 from ..catalog import Catalog
@@ -27,57 +26,16 @@ from .answers import Answers
 from .dispatch import Dispatcher
 from .locate import Locator
 from .request import Fetch
+from .run import Run, Step
 from .tier import Item, TierState
 
 __all__ = ["Fetcher"]
 
 
-class _Step(Enum):
-    """What to do after one key of a fetch: go on, or wait, for an answer, for room, or for the next turn."""
-
-    NEXT = 0
-    WAIT = 1
-    BLOCKED = 2
-    REST = 3
-
-
 # To look up a member of an enum costs a tenth of a microsecond before Python 3.12.
-_NEXT, _WAIT, _BLOCKED, _REST = _Step
+_NEXT, _WAIT, _BLOCKED, _REST = Step
 _OK = Status.OK
 _ABSENT, _PROBING, _UNKNOWN = Known.ABSENT, Known.PROBING, Known.UNKNOWN
-
-
-class _Run:
-    """One go at a fetch, within a turn.
-
-    Parameters
-    ----------
-    fetch : Fetch
-    now : float
-    may_evict : bool
-    tiers : list of TierState
-        Those that may be asked.
-
-    Attributes
-    ----------
-    room : int
-        Slots that are known to be free for it, within the budget.
-    brought : int
-        Chunks that it has given slots.
-    loads : dict
-        Index of a tier -> what to bring up from it.
-    """
-
-    __slots__ = ("brought", "fetch", "loads", "may_evict", "now", "room", "tiers")
-
-    def __init__(self, fetch: Fetch, now: float, may_evict: bool, tiers: list[TierState]) -> None:
-        self.fetch = fetch
-        self.now = now
-        self.may_evict = may_evict
-        self.tiers = tiers
-        self.room = 0
-        self.brought = 0
-        self.loads: dict[int, list[Item]] = {}
 
 
 class Fetcher:
@@ -137,7 +95,7 @@ class Fetcher:
             if self._advance(fetch, now, may_evict) is _BLOCKED:
                 break
 
-    def _advance(self, fetch: Fetch, now: float, may_evict: bool) -> _Step:
+    def _advance(self, fetch: Fetch, now: float, may_evict: bool) -> Step:
         """Bring `fetch` as far as it can go in one turn, and note what it waits for."""
         step = self._run(fetch, now, may_evict)
         self.resting |= step is _REST
@@ -205,9 +163,9 @@ class Fetcher:
 
     # How a fetch goes on.
 
-    def _run(self, fetch: Fetch, now: float, may_evict: bool) -> _Step:
+    def _run(self, fetch: Fetch, now: float, may_evict: bool) -> Step:
         """Start what can be started of `fetch` in one turn; says why not more, if so."""
-        run = _Run(fetch, now, may_evict, self._locator.askable(now, fetch.tiers))
+        run = Run(fetch, now, may_evict, self._locator.askable(now, fetch.tiers))
         step = _NEXT
         fetch.sort()
         while fetch.todo and step is _NEXT:
@@ -223,7 +181,7 @@ class Fetcher:
         self._settle(fetch)
         return step
 
-    def _step(self, run: _Run, key: bytes) -> _Step:
+    def _step(self, run: Run, key: bytes) -> Step:
         """Deal with the first key of a fetch."""
         fetch, slot = run.fetch, self._catalog.ready.get(key)
         if slot is not None:
@@ -244,7 +202,7 @@ class Fetcher:
             return self._probe(run)
         return self._load(run, key, tier)
 
-    def _probe(self, run: _Run) -> _Step:
+    def _probe(self, run: Run) -> Step:
         """Ask for everything that the fetch does not know yet, in one go; wait for the first answer."""
         fetch, unknown = run.fetch, []
         for key in fetch.todo:
@@ -270,7 +228,7 @@ class Fetcher:
             else:
                 self._runnable[fetch] = None
 
-    def _load(self, run: _Run, key: bytes, tier: TierState) -> _Step:
+    def _load(self, run: Run, key: bytes, tier: TierState) -> Step:
         """Find room for the key, and bring it up from `tier`; with it what comes next, if that is as easy."""
         head = [key]
         if not run.room:
@@ -285,7 +243,7 @@ class Fetcher:
         self._bring(run, head, tier)
         return _NEXT
 
-    def _head(self, run: _Run, tier: TierState) -> list[bytes]:
+    def _head(self, run: Run, tier: TierState) -> list[bytes]:
         """The first keys for which there is room, if :meth:`_step` would find of each that `tier` has it (one
         by one costs twice the time); only the first if not."""
         head = list(islice(run.fetch.todo, run.room))
@@ -296,7 +254,7 @@ class Fetcher:
             return head
         return head[:1]
 
-    def _bring(self, run: _Run, keys: Sequence[bytes], tier: TierState) -> None:
+    def _bring(self, run: Run, keys: Sequence[bytes], tier: TierState) -> None:
         """Give each of `keys` a slot, and a place among what is brought up from `tier`."""
         run.room -= len(keys)
         run.brought += len(keys)
@@ -321,7 +279,7 @@ class Fetcher:
             for key in keys:  # some may wait since before a delete
                 waiters[key] = waiters.get(key, ()) + alone
 
-    def _no_room(self, fetch: Fetch, may_evict: bool) -> _Step:
+    def _no_room(self, fetch: Fetch, may_evict: bool) -> Step:
         """Wait for slots that come back by themselves, but never with slots in hand that others may wait
         for."""
         if not may_evict or (self._comes_back() and not fetch.held):
@@ -416,7 +374,7 @@ class Fetcher:
             self._catalog.hold(slot)
             fetch.held[key] = slot
 
-    def _absent(self, run: _Run, key: bytes) -> None:
+    def _absent(self, run: Run, key: bytes) -> None:
         run.fetch.missing.append(key)
         for tier in run.tiers:
             tier.counters.misses += 1
