@@ -99,7 +99,8 @@ def open_store(
     storage_options : mapping, optional
         Tier name -> options of its filesystem.
     config : path or StoreConfig, optional
-        A TOML file (also named by ``KVSTORE_CONFIG``), or what :func:`kvstore.config.parse` has made of it.
+        A TOML file (also named by ``KVSTORE_CONFIG``), or what :func:`kvstore.config.parse` has made of
+        everything: then there is nothing else to say.
     **unknown
         Refused, with the nearest name that is valid.
 
@@ -120,15 +121,20 @@ def open_store(
         A tier with ``required=true`` cannot be reached.
     """
     check_settings(unknown, open_store.__kwdefaults__ or ())
+    settings: dict[str, Any] = {
+        "namespace": namespace,
+        "chunk_size": chunk_size,
+        "engine": engine,
+        "serve": serve,
+        "storage_options": storage_options,
+    }
     if not isinstance(config, StoreConfig):
-        config = parse(
-            *tiers,
-            namespace=namespace,
-            chunk_size=chunk_size,
-            engine=engine,
-            serve=serve,
-            storage_options=storage_options,
-            config=config,
+        return assemble(parse(*tiers, **settings, config=config))
+    given = ["tiers"] * bool(tiers) + [name for name, value in settings.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"store: {', '.join(given)} beside a StoreConfig, which is complete: put it in there, with"
+            " msgspec.structs.replace"
         )
     return assemble(config)
 

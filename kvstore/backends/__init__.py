@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from ..remedies import install
+from ..remedies import install, nearest
 from .base import Backend, BackendContext, Capabilities, StoredObject
 from .retry import retryable
 
@@ -147,15 +147,21 @@ def namespaces(tier: TierConfig) -> Iterator[tuple[str, bytes | None]]:
 def _check_scheme(tier: TierConfig) -> None:
     """Refuse what fsspec does not know before a worker meets it."""
     from fsspec.core import split_protocol
-    from fsspec.registry import get_filesystem_class
+    from fsspec.registry import available_protocols, get_filesystem_class, registry
 
+    where = f"tier {tier.name or tier.url!r}"
     if tier.scheme == "peer":
-        raise ConfigError(f"tier {tier.name or tier.url!r}: peers are only read, key by key")
-    links = (split_protocol(link) for link in tier.url.split("::"))
-    try:
-        for protocol, path in links:
-            if protocol or path.isalpha():  # a filter such as simplecache, and no path
-                get_filesystem_class(protocol or path)
-    except (ImportError, ValueError) as error:
-        remedy = f": {install('s3')}" if protocol in _S3 else ""
-        raise ConfigError(f"tier {tier.name or tier.url!r}: {error}{remedy}") from error
+        raise ConfigError(f"{where}: peers are only read, key by key")
+    for link in tier.url.split("::"):
+        protocol, path = split_protocol(link)
+        scheme = protocol or path
+        if protocol is None and not path.isalpha():  # else a filter such as simplecache, and no path
+            continue
+        known = {"peer", *available_protocols(), *registry}
+        if scheme not in known:
+            raise ConfigError(f"{where}: unknown scheme {scheme!r}; {nearest(scheme, known)}")
+        try:
+            get_filesystem_class(scheme)
+        except ImportError as error:
+            remedy = f": {install('s3')}" if scheme in _S3 else ""
+            raise ConfigError(f"{where}: {error}{remedy}") from error

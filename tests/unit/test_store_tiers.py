@@ -9,7 +9,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import kvstore
 from kvstore import BackendError, ConfigError, Lookup, NamespaceMismatchError, Store
@@ -261,3 +263,30 @@ def test_an_unknown_scheme_is_a_matter_of_configuration(url: str) -> None:
     """Also where the store could do without the tier."""
     with pytest.raises(ConfigError, match="nosuch"):
         kvstore.open("ram://?capacity=64KiB", f"{url}?required=false", chunk_size=CHUNK, engine="inline")
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme"),
+    [("flie:///x", "file"), ("per://h:1", "peer"), ("simplecahce::file:///x", "simplecache")],
+)
+def test_an_unknown_scheme_names_the_nearest(url: str, scheme: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{scheme}'"):
+        kvstore.open("ram://?capacity=64KiB", url, chunk_size=CHUNK, engine="inline")
+
+
+def test_a_scheme_that_is_registered_later_is_known() -> None:
+    class Elsewhere(MemoryFileSystem):
+        protocol = "elsewhere"
+
+    fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
+    with kvstore.open("ram://?capacity=64KiB", "elsewhere://x", chunk_size=CHUNK, engine="inline") as store:
+        store.put(A, payload(A))
+        assert store.flush(timeout=10)
+
+
+def test_a_complete_configuration_stands_alone() -> None:
+    config = parse("ram://?capacity=64KiB", chunk_size=CHUNK, engine="inline")
+    with pytest.raises(ConfigError, match="tiers, chunk_size beside a StoreConfig"):
+        kvstore.open("memory://x", chunk_size=2 * CHUNK, config=config)
+    with kvstore.open(config=config) as store:
+        assert store.chunk_size == CHUNK
