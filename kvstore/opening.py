@@ -61,9 +61,7 @@ _log = logging.getLogger("kvstore")
 _READ_BYTES = 64 << 20
 #: Reads that a worker may have under way together.
 _BULK_READ_BYTES = 64 << 20
-#: Writes of a near tier, where reads come between them.
-_NEAR_WRITE_BYTES = 64 << 20
-#: Other writes: enough to keep a worker busy, little enough for reads to wait behind.
+#: Writes: enough to keep a worker busy, little enough for reads to wait behind.
 _WRITE_BYTES = 16 << 20
 _MOST_ITEMS = 128
 #: Batches of one direction that a worker may have: one to work on, one to go on with.
@@ -212,7 +210,7 @@ def make_tier(config: StoreConfig, index: int, slots: int) -> TierState:
         config=tier,
         write_limit=max(1, slots // (2 * max(1, written))),
         reads=direction(_BULK_READ_BYTES if tier.scheme == "peer" else _READ_BYTES),
-        writes=direction(_NEAR_WRITE_BYTES if tier.is_near else _WRITE_BYTES),
+        writes=direction(_WRITE_BYTES),
         ledger=Ledger(tier.capacity) if tier.capacity is not None and tier.scheme not in SHARED else None,
         tally=_make_tally(config, index),
     )
@@ -309,7 +307,7 @@ def make_engine(
             timeout=tier.timeout,
             concurrency=_concurrency(tier),
             collector=collector_of(tier, namespace, backend),
-            is_near=tier.is_near,
+            has_quick_probes=tier.is_near,
         )
 
     if config.engine == "inline":

@@ -168,7 +168,7 @@ def _make_worker(spec: Spec) -> Worker:
         timeout=spec.tier.timeout,
         concurrency=spec.concurrency,
         collector=collector_of(spec.tier, spec.namespace, backend),
-        is_near=spec.tier.is_near,
+        has_quick_probes=spec.tier.is_near,
         begins_ahead=True,
     )
 

@@ -40,7 +40,8 @@ class ThreadTier:
 class _Lane:
     """Batches of one tier that no worker has taken yet, and which thread has which of the others.
 
-    Everybody takes the lock itself: Ctrl-C in the methods of the condition around it could leave it locked.
+    Whoever changes it takes the lock itself: Ctrl-C in the methods of the condition around it could leave it
+    locked.
     """
 
     tier: ThreadTier
@@ -79,7 +80,7 @@ class _Lane:
 
     def joining(self, running: Batch, verbs: Collection[Verb]) -> Batch | None:
         """What may be begun before `running` has ended, which the calling thread has."""
-        if not self.heap:
+        if not self.heap:  # a look that is a moment too early does no harm, and the lock costs more
             return None
         with self.lock:
             me = threading.current_thread()

@@ -77,8 +77,8 @@ class Worker:
         not see to it by itself.
     collector : Collector, optional
         Takes the turns that a COLLECT asks for.
-    is_near : bool
-        Operations take so little time that what is urgent may come between two others.
+    has_quick_probes : bool
+        A batch of probes takes so little time that it may come between two transfers.
     begins_ahead : bool
         What has been taken is lost together: a batch may be begun while another is under way.
     """
@@ -92,7 +92,7 @@ class Worker:
         timeout: float = 10.0,
         concurrency: int = 1,
         collector: Collector | None = None,
-        is_near: bool = False,
+        has_quick_probes: bool = False,
         begins_ahead: bool = False,
     ) -> None:
         if backend.capabilities.retries:
@@ -102,7 +102,7 @@ class Worker:
         self._collector = collector
         self._opened = False
         self._address = ""
-        self._is_near = is_near
+        self._has_quick_probes = has_quick_probes
         self._begins_ahead = begins_ahead and backend.capabilities.overlaps
         self._ahead: Batch | None = None  # reads that have been begun and not executed
         self._begun: dict[int, _Outcomes] = {}  # by the id of such a batch
@@ -136,10 +136,9 @@ class Worker:
     def run(self, batch: Batch, emit: _Emit, joining: _Joining = _nothing) -> None:
         """Execute `batch`; `emit` gets a result for each item.
 
-        Between two transfers ``joining(batch, verbs)`` may give it another of these verbs. What is more
-        urgent is executed at once, if the tier is near: who asks where chunks are should not wait until
-        others have theirs, and nobody who reads for writes. Reads of a backend that overlaps batches are
-        begun, and executed afterwards.
+        Between two transfers ``joining(batch, verbs)`` may give it another of these verbs. Probes that take
+        little time are executed at once, for who asks where chunks are should not wait until others have
+        theirs. Reads of a backend that overlaps batches are begun, and executed afterwards.
         """
         following: Batch | None = batch
         while following is not None:
@@ -245,7 +244,7 @@ class Worker:
                 if results:  # they need not wait, and the batch has its time from the last report
                     emit(Completion(batch.id, first, results, [], self._counters()))
                     first, results, reported = first + len(results), [], now
-                self._join(batch, other, emit, joining)
+                self._join(other, emit)
         if results:
             emit(Completion(batch.id, first, results, [], self._counters()))
 
@@ -254,14 +253,12 @@ class Worker:
         if self._is_bulk(running):
             may_begin = self._begins_ahead and self._ahead is None
             return (Verb.PROBE, Verb.READ)[: self._begins_ahead + may_begin]
-        if not self._is_near:
-            return ()
-        return (Verb.PROBE, Verb.READ) if running.verb is Verb.WRITE else (Verb.PROBE,)
+        return (Verb.PROBE,) if self._has_quick_probes else ()
 
-    def _join(self, running: Batch, other: Batch, emit: _Emit, joining: _Joining) -> None:
-        """Execute what is more urgent than what is `running`; begin with what comes next."""
-        if other.verb < running.verb:
-            self._execute(other, emit, joining)
+    def _join(self, other: Batch, emit: _Emit) -> None:
+        """Execute probes; begin with reads."""
+        if other.verb is Verb.PROBE:
+            self._execute(other, emit, _nothing)
             return
         try:
             self._begun[other.id] = self._begin(other)

@@ -3,12 +3,16 @@
 Who owns what: the thread that uses the reader hands in what is wanted and takes what has ended. A read that
 has been begun belongs to the thread that began it, which alone looks after it and lets go of it.
 
+A read that is let go of may be written all the same, as soon as its agent works again. So an agent that had
+reads under way when a connection ended is closed, with all that it had registered, and there is a new one.
+
 Where processes share memory UCX copies a chunk when its read begins, so it is hashed while the cache has it,
 and two threads copy at a time. Over a network several reads of each thread are under way together.
 """
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections import deque
@@ -20,7 +24,7 @@ from .nixl_agent import Agent, address_of
 from .transport import NIXL, Read, Reader, Tag, Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import zmq
 
@@ -59,14 +63,14 @@ class NixlReader(Reader):
         self._changed = threading.Condition()  # guards what follows
         self._wanted: deque[Wanted] = deque()  # not begun
         self._busy = 0  # threads that may have reads under way
-        self._stops = False  # whatever is under way is to be released
-        self._adrift: list[Tag] = []  # what could not be
+        self._stops = False  # whatever is under way is to be let go of
+        self._let_go: list[tuple[Tag, bool]] = []  # what was, and whether NIXL has released it
         self._closes = False
 
     # For the thread that uses the reader.
 
     def attach(self, poller: zmq.Poller) -> None:
-        poller.register(self._bell.fd, 1)  # zmq.POLLIN
+        poller.register(self._bell.fd, select.POLLIN)
 
     def connect(self, metadata: bytes) -> None:
         self.disconnect()
@@ -105,12 +109,14 @@ class NixlReader(Reader):
             self._stops = True
             self._changed.wait_for(lambda: not self._busy)
             self._stops = False
-            adrift, self._adrift = self._adrift, []
-        adrift += [read.tag for read in self._take_ended() if not read.over]
-        if self._server:
+            let_go, self._let_go = self._let_go, []
+        let_go += [(read.tag, False) for read in self._take_ended() if not read.over]
+        if let_go:
+            self._close_agent()
+        elif self._server:
             self._agent.disconnect(self._server)
-            self._server = ""
-        return adrift
+        self._server = ""
+        return [tag for tag, released in let_go if not released]
 
     def close(self) -> None:
         self.disconnect()
@@ -121,16 +127,19 @@ class NixlReader(Reader):
             thread.join()
         self._threads.clear()
         self._closes = False
-        if self._made is not None:
-            self._made.close()
-            self._made = None
-        self._regions.clear()
+        self._close_agent()
 
     @property
     def _agent(self) -> Agent:
         if self._made is None:
             self._made = Agent(has_thread=False, is_local=self.is_local, threads=_THREADS)
         return self._made
+
+    def _close_agent(self) -> None:
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+        self._regions.clear()
 
     def _register(self, out: memoryview) -> None:
         if id(out.obj) not in self._regions:
@@ -139,6 +148,7 @@ class NixlReader(Reader):
             self._regions[id(out.obj)] = whole
 
     def _start_threads(self) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
         while len(self._threads) < _THREADS:
             thread = threading.Thread(target=self._work, name="kvstore-nixl", daemon=True)
             thread.start()
@@ -150,11 +160,13 @@ class NixlReader(Reader):
     # The threads.
 
     def _work(self) -> None:
+        under_way: dict[int, Wanted] = {}
         while (wanted := self._wait()) is not None:
             try:
-                self._read(wanted)
+                self._read(wanted, under_way)
             finally:
-                with self._changed:
+                with self._changed:  # nothing is under way, unless the thread ends by an error
+                    self._let_go += [(read.tag, False) for read in under_way.values()]
                     self._busy -= 1
                     self._changed.notify_all()
 
@@ -171,15 +183,14 @@ class NixlReader(Reader):
         with self._changed:
             return self._wanted.popleft() if self._wanted else None
 
-    def _read(self, wanted: Wanted | None) -> None:
-        """Read `wanted` and what else is wanted, until nothing is, and nothing is under way."""
-        under_way: dict[int, Wanted] = {}
+    def _read(self, wanted: Wanted | None, under_way: dict[int, Wanted]) -> None:
+        """Read `wanted` and what else is wanted, until nothing is, and nothing is `under_way`."""
         while True:
             ended = [] if wanted is None else self._begin(wanted, under_way)
             ended += self._look(under_way)
             self._ended += ended
             if self._stops:
-                self._let_go(under_way)
+                self._release(under_way)
             wanted = self._next() if len(under_way) < _AT_ONCE else None
             if len(self._ended) >= (_TOLD if wanted is not None else 1):
                 self._bell.ring()
@@ -196,34 +207,32 @@ class NixlReader(Reader):
             handle = self._agent.prepare(self._server, source, address_of(out), out.nbytes)
         except Exception as error:
             return [Read(tag, error=f"NIXL: {error}")]
-        try:
-            if not self._agent.begin(handle):
-                under_way[handle] = wanted
-                return []
-        except Exception as error:  # some of it may have begun
-            return [Read(tag, error=f"NIXL: {error}", over=self._agent.release(handle))]
-        return [self._came(handle, wanted)]
+        under_way[handle] = wanted
+        return self._ended_by(self._agent.begin, handle, under_way)  # if it fails some of it may have begun
 
     def _look(self, under_way: dict[int, Wanted]) -> list[Read]:
         """Take those out of `under_way` that have ended."""
-        ended = []
-        for handle, wanted in list(under_way.items()):
-            try:
-                if not self._agent.is_done(handle):
-                    continue
-                read = self._came(handle, wanted)
-            except Exception as error:
-                read = Read(wanted.tag, error=f"NIXL: {error}", over=self._agent.release(handle))
-            del under_way[handle]
-            ended.append(read)
-        return ended
+        is_done = self._agent.is_done
+        return [read for handle in list(under_way) for read in self._ended_by(is_done, handle, under_way)]
 
-    def _came(self, handle: int, wanted: Wanted) -> Read:
-        self._agent.release(handle)
-        return Read(wanted.tag, digest=digest_of(wanted.out))
+    def _ended_by(
+        self, is_over: Callable[[int], bool], handle: int, under_way: dict[int, Wanted]
+    ) -> list[Read]:
+        """The read of `handle`, taken out of `under_way`, if this call of the agent says that it is over."""
+        wanted = under_way[handle]
+        try:
+            if not is_over(handle):
+                return []
+        except Exception as error:
+            read = Read(wanted.tag, error=f"NIXL: {error}", over=self._agent.release(handle))
+        else:
+            self._agent.release(handle)
+            read = Read(wanted.tag, digest=digest_of(wanted.out))
+        del under_way[handle]
+        return [read]
 
-    def _let_go(self, under_way: dict[int, Wanted]) -> None:
-        adrift = [wanted.tag for handle, wanted in under_way.items() if not self._agent.release(handle)]
+    def _release(self, under_way: dict[int, Wanted]) -> None:
+        let_go = [(wanted.tag, self._agent.release(handle)) for handle, wanted in under_way.items()]
         under_way.clear()
         with self._changed:
-            self._adrift += adrift
+            self._let_go += let_go

@@ -163,14 +163,15 @@ class Cascader:
         """Take back the writes of `keys` that no worker has yet."""
         items = self._keeper.withdraw(tier, keys)
         if items:
-            keys, slots, _ = zip(*items, strict=True)
-            self._let_go(tier, keys, slots)
+            withdrawn, slots, _ = zip(*items, strict=True)
+            self._let_go(tier, withdrawn, slots)
             self._keeper.withdrawn(tier, now)
 
     def drop(self, tier: TierState, item: Item) -> None:
         """A write that waited for room in vain."""
+        key, slot, _ = item
         tier.counters.dropped += 1
-        self._let_go(tier, item[:1], item[1:2])
+        self._let_go(tier, [key], [slot])
 
     # What workers answer.
 
@@ -188,8 +189,6 @@ class Cascader:
             if result.status is Status.TIMEOUT:
                 tier.overdue.add(item[0])
                 continue
-            if result.status is Status.CANCELLED:
-                tier.counters.dropped += 1
             self._account_for_failure(tier, item, result)
             self._ended(tier, Answers.alike([item], result), now)
 
@@ -268,7 +267,10 @@ class Cascader:
 
     @staticmethod
     def _account_for_failure(tier: TierState, item: Item, result: Result) -> None:
-        """A remote server may have carried out what failed here, when only its answer was lost."""
+        """Count a write that was never tried, or that a worker had when it died, whose death is one error. A
+        remote server may have carried out what failed here, when only its answer was lost."""
+        if result.status in (Status.CANCELLED, Status.DIED):
+            tier.counters.dropped += 1
         if result.status is Status.FAILED and tier.remote and tier.tally is not None:
             tier.tally.may_have_written(object_size(item[2]))
 

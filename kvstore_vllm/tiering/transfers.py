@@ -141,7 +141,7 @@ class Stores:
             if result.status is Status.TIMEOUT:
                 tier.overdue.add(item[0])
             else:
-                tier.counters.dropped += result.status is Status.CANCELLED
+                tier.counters.dropped += result.status in (Status.CANCELLED, Status.DIED)
                 self._ended(tier, item, result, now)
 
     def late(self, tier: TierState, item: Item, result: Result, now: float) -> None:
@@ -172,8 +172,8 @@ class Stores:
         if good:
             self._note(tier, item[0], created, now)
         self._finish(tier, item[0], good, self._chunk_size if created else 0)
-        self._keeper.ended(tier, item[2:], now)
-        self._eraser.write_over(tier, item[:1])
+        self._keeper.ended(tier, [self._chunk_size], now)
+        self._eraser.write_over(tier, [item[0]])
 
     def _note(self, tier: TierState, key: bytes, created: bool, now: float) -> None:
         size = object_size(self._chunk_size)

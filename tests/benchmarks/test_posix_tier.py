@@ -1,10 +1,11 @@
 """The POSIX tier with chunks of 2 MiB against the bare system calls, and against plain fsspec.
 
-Each side has memory of its own, an arena of the same kind and size, all of which it has touched before. A
-round uses the half that the last one did not, as the store does: else a side would find its memory in the
-processor's cache. All files are in the page cache, and in the same directories: where ext4 has put a
-directory decides what it costs to create a file in it, here 28 to 181 microseconds. "verified fsspec" hashes
-the payload as the store does; "fsspec" trusts it.
+Each side has memory of its own, an arena of the same kind, all of which it has touched before. It uses as
+much of it as the store does, which puts new chunks into the slots that it has last deleted, and promotes into
+those that it has not used for a round: else a side would find its memory in the processor's cache. All files
+are in the page cache, and in the same directories: where ext4 has put a directory decides what it costs to
+create a file in it, here 28 to 181 microseconds. "verified fsspec" hashes the payload as the store does;
+"fsspec" trusts it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ AT_LEAST_FSSPEC = 1.3
 
 
 class Region:
-    """Memory of one side: twice as much as a round needs, in turns."""
+    """Memory of one side: the half that a round needs, and another one."""
 
     def __init__(self, fill: Callable[[list[memoryview]], None]) -> None:
         self._arena = Arena.create(2 * CHUNKS * CHUNK, CHUNK, pin="off")
@@ -117,7 +118,6 @@ class Rig:
         region = self._region()
 
         def prepare() -> None:
-            region.turn()
             self.draw_keys()
             self.fill(region.views)
 
@@ -127,15 +127,11 @@ class Rig:
         """The same, but filling the memory is part of it."""
         region = self._region()
 
-        def prepare() -> None:
-            region.turn()
-            self.draw_keys()
-
         def run() -> None:
             self.fill(region.views)
             self.crew.run(move, self.keys, region.views)
 
-        return Side(name, run, prepare, delete)
+        return Side(name, run, self.draw_keys, delete)
 
     def _region(self) -> Region:
         self._regions.append(Region(self.fill))
@@ -169,32 +165,35 @@ def store_filled_slots(rig: Rig) -> Side:
     return Side("store", store, prepare, lambda: rig.store.delete(rig.keys))
 
 
-def may_fail(request: pytest.FixtureRequest, reason: str) -> None:
-    """Expect that the bound is missed, but do not insist."""
-    request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
+def may_miss(ratio: float, bound: float, reason: str) -> None:
+    """Say why a bound is missed, if it is."""
+    if ratio < bound:
+        pytest.xfail(f"{ratio:.2f} of {bound}: {reason}")
 
 
-def test_store_of_filled_slots(benchmark: BenchmarkFixture, rig: Rig, request: pytest.FixtureRequest) -> None:
+def check_store(rig: Rig, ratio: float) -> None:
     if 1 < rig.workers >= len(os.sched_getaffinity(0)):
-        may_fail(
-            request, "workers have all cores: one does the caller's work as well, the other waits for it"
-        )
+        may_miss(ratio, AT_LEAST_BARE, "workers have all cores, and the caller's work to wait for")
+    assert ratio >= AT_LEAST_BARE
+
+
+def test_store_of_filled_slots(benchmark: BenchmarkFixture, rig: Rig) -> None:
     bare = rig.writing("bare", rig.bare.write, rig.delete_bare)
     ratios = compare(benchmark, store_filled_slots(rig), bare, rounds=ROUNDS)
     assert rig.store.stats().tiers[1].dropped == 0
-    assert ratios["bare"] >= AT_LEAST_BARE
+    check_store(rig, ratios["bare"])
 
 
-def test_store_against_fsspec(benchmark: BenchmarkFixture, rig: Rig, request: pytest.FixtureRequest) -> None:
-    may_fail(request, "the bare calls are no faster: copying into the page cache is most of both")
+def test_store_against_fsspec(benchmark: BenchmarkFixture, rig: Rig) -> None:
     ratios = compare(
         benchmark,
         store_filled_slots(rig),
         rig.writing("fsspec", rig.fs_write, rig.fs_delete),
         rig.writing("verified fsspec", rig.fs_write_hashed, rig.fs_delete),
         rig.writing("bare", rig.bare.write, rig.delete_bare),
+        rounds=ROUNDS,
     )
-    assert ratios["fsspec"] >= AT_LEAST_FSSPEC
+    may_miss(ratios["fsspec"], AT_LEAST_FSSPEC, "copying into the page cache is most of both")
 
 
 def test_put_and_flush(benchmark: BenchmarkFixture, rig: Rig) -> None:
@@ -210,7 +209,7 @@ def test_put_and_flush(benchmark: BenchmarkFixture, rig: Rig) -> None:
         rig.putting("bare", rig.bare.write, rig.delete_bare),
         rounds=ROUNDS,
     )
-    assert ratios["bare"] >= AT_LEAST_BARE
+    check_store(rig, ratios["bare"])
 
 
 def prepare_promotion(rig: Rig) -> Side:
@@ -239,11 +238,7 @@ def test_promotion(benchmark: BenchmarkFixture, rig: Rig) -> None:
     assert ratios["bare"] >= AT_LEAST_BARE
 
 
-def test_promotion_against_fsspec(
-    benchmark: BenchmarkFixture, rig: Rig, request: pytest.FixtureRequest
-) -> None:
-    if rig.workers == 1:
-        may_fail(request, "with one worker even the bare calls and one hash are not 1.3 times cat_file")
+def test_promotion_against_fsspec(benchmark: BenchmarkFixture, rig: Rig) -> None:
     ratios = compare(
         benchmark,
         prepare_promotion(rig),
@@ -252,4 +247,6 @@ def test_promotion_against_fsspec(
         rig.reading("verified fsspec", rig.fs_read_hashed),
         rounds=ROUNDS,
     )
+    if rig.workers == 1:
+        may_miss(ratios["fsspec"], AT_LEAST_FSSPEC, "the bare calls and one hash miss it, too")
     assert ratios["fsspec"] >= AT_LEAST_FSSPEC

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -326,3 +329,56 @@ def test_a_failed_read_that_is_not_let_go_of_is_not_answered(
         assert waiting.is_alive()
     waiting.join(0.1)
     assert waiting.is_alive()
+
+
+# Memory of a process that does nothing for a while.
+
+_SLEEPER = """
+import ctypes, mmap, sys
+from kvstore.peer import nixl_agent
+from kvstore.peer.nixl_region import NixlRegion
+nixl_agent._LOCAL = {"engine_config": "NET_DEVICES=lo,TLS=tcp"}
+memory = mmap.mmap(-1, 1 << 16)
+base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+region = NixlRegion(base, 1 << 16, 1, is_local=True)
+print(base, region.metadata.hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_nixl
+def test_what_was_answered_is_not_written_to_when_the_server_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_agent, "_LOCAL", {"engine_config": "NET_DEVICES=lo,TLS=tcp"})
+    with subprocess.Popen(
+        [sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as sleeper:
+        assert sleeper.stdin is not None
+        assert sleeper.stdout is not None
+        base, metadata = sleeper.stdout.readline().split()
+        place = int(base)
+        server = Objects(
+            ReadingTests.context.manifest, "nixl", bytes.fromhex(metadata), lambda payload: place
+        )
+        server.objects[make_key(1)] = bytes(8192)
+        server.start()
+        sleeper.send_signal(signal.SIGSTOP)
+        address = f"127.0.0.1:{server.port}"
+        with closing(PeerBackend(ReadingTests.context, address, timeout=1.0, transport="nixl")) as backend:
+            backend.open()
+            slot = memoryview(mmap(-1, ReadingTests.context.chunk_size))
+            with pytest.raises(BackendError, match="did not send in time"):
+                backend.get_object(make_key(1), memoryview(bytearray(4096)), slot)
+            slot[:] = b"Z" * len(slot)  # another chunk has it now
+            sleeper.send_signal(signal.SIGCONT)
+            for _ in range(5):  # an agent that had the first read would go on with it
+                wait_for(lambda: reads(backend))
+            assert bytes(slot) == b"Z" * len(slot)
+        server.end()
+        sleeper.stdin.close()
+
+
+def reads(backend: PeerBackend) -> bool:
+    try:
+        return get(backend) == 8192
+    except BackendError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,6 +10,7 @@ from itertools import count
 
 import pytest
 
+from kvstore.frame import digest_of
 from kvstore.peer import nixl_reader
 from kvstore.peer.nixl_reader import NixlReader
 from kvstore.peer.transport import Read, Wanted
@@ -26,6 +28,7 @@ class Agent:
         self.released: list[int] = []
         self.begun = threading.Semaphore(0)
         self._handles = count(1)
+        self.closed = False
 
     def register(self, address: int, size: int) -> None:
         pass
@@ -48,7 +51,7 @@ class Agent:
         pass
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 class Failing(Agent):
@@ -56,6 +59,25 @@ class Failing(Agent):
 
     def begin(self, handle: int) -> bool:
         raise RuntimeError("half of it has been posted")
+
+
+class Dying(Agent):
+    """Whoever lets go of its first read dies of it."""
+
+    def is_done(self, handle: int) -> bool:
+        return True
+
+    def release(self, handle: int) -> bool:
+        if handle == 1:
+            raise RuntimeError("nobody has foreseen this")
+        return super().release(handle)
+
+
+class Copying(Agent):
+    """Its reads are over when they have begun."""
+
+    def begin(self, handle: int) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -130,3 +152,66 @@ def test_only_what_has_not_begun_can_be_dropped(monkeypatch: pytest.MonkeyPatch,
         100 - under_way
     )
     assert not reader.drop((1, 99))
+
+
+def test_what_has_come_is_hashed_and_told(monkeypatch: pytest.MonkeyPatch, reader: NixlReader) -> None:
+    agent = Copying()
+    monkeypatch.setattr(reader, "_made", agent)
+    memory = memoryview(os.urandom(50 * PAGE))
+    reads = [
+        Wanted((1, place), 0, memoryview(bytearray(memory[place * PAGE :][:PAGE]))) for place in range(50)
+    ]
+    reader.start(reads)
+    ended = wait_for(reader, 50)
+    assert [read.digest for read in ended] == [digest_of(read.out) for read in reads]
+    assert not any(read.error for read in ended)
+    assert sorted(agent.released) == list(range(1, 51))
+    assert reader.disconnect() == []
+
+
+def test_it_can_be_used_again_after_it_was_closed(
+    monkeypatch: pytest.MonkeyPatch, reader: NixlReader
+) -> None:
+    for _ in range(2):
+        monkeypatch.setattr(reader, "_made", Copying())
+        reader.start(wanted(3))
+        assert [read.tag for read in wait_for(reader, 3)] == [(1, 0), (1, 1), (1, 2)]
+        reader.close()
+        assert not [thread for thread in threading.enumerate() if thread.name == "kvstore-nixl"]
+
+
+def test_an_agent_that_had_reads_under_way_is_closed(
+    monkeypatch: pytest.MonkeyPatch, reader: NixlReader
+) -> None:
+    """What it has released may be written all the same."""
+    agent = Agent()
+    monkeypatch.setattr(reader, "_made", agent)
+    reader.start(wanted(1))
+    assert agent.begun.acquire(timeout=10)
+    assert reader.disconnect() == []
+    assert agent.closed
+    assert reader._made is None
+
+
+def test_an_agent_that_had_none_is_kept(monkeypatch: pytest.MonkeyPatch, reader: NixlReader) -> None:
+    agent = Copying()
+    monkeypatch.setattr(reader, "_made", agent)
+    reader.start(wanted(1))
+    wait_for(reader, 1)
+    assert reader.disconnect() == []
+    assert not agent.closed
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_is_replaced_and_its_reads_are_adrift(
+    monkeypatch: pytest.MonkeyPatch, reader: NixlReader
+) -> None:
+    monkeypatch.setattr(reader, "_made", Dying())
+    reader.start(wanted(1))
+    while all(thread.is_alive() for thread in reader._threads):
+        reader._threads[0].join(0.01)
+    assert reader.disconnect() == [(1, 0)]
+    monkeypatch.setattr(reader, "_made", Copying())
+    reader.start(wanted(20))
+    assert len(wait_for(reader, 20)) == 20
+    assert all(thread.is_alive() for thread in reader._threads)

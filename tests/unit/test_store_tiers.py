@@ -8,6 +8,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -277,6 +278,8 @@ def test_an_unknown_scheme_names_the_nearest(url: str, scheme: str) -> None:
 def test_a_scheme_that_is_registered_later_is_known() -> None:
     class Elsewhere(MemoryFileSystem):
         protocol = "elsewhere"
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
 
     fsspec.register_implementation("elsewhere", Elsewhere, clobber=True)
     with kvstore.open("ram://?capacity=64KiB", "elsewhere://x", chunk_size=CHUNK, engine="inline") as store:

@@ -146,7 +146,7 @@ def test_a_batch_that_fails_as_a_whole_is_not_repeated_key_by_key() -> None:
 
 
 class Slowly(Listing):
-    """Reads and writes that take longer than a worker's pause between two looks; it notes what it is told."""
+    """Reads that take longer than a worker's pause between two looks; it notes what it is told to do."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -160,11 +160,6 @@ class Slowly(Listing):
         self.deeds.append(("read", key))
         sleep(2 * _LOOK_EVERY)
         return 1
-
-    def write(self, key: bytes, view: memoryview) -> bool:
-        self.deeds.append(("write", key))
-        sleep(2 * _LOOK_EVERY)
-        return True
 
 
 class SlowlyTogether(Slowly):
@@ -183,7 +178,7 @@ def batch_of(number: int, verb: Verb, *keys: bytes) -> Batch:
     return Batch(number, 0, verb, list(keys), [0] * len(keys), [0] * len(keys))
 
 
-def run_joined(backend: Backend, first: Batch, *waiting: Batch, is_near: bool = True) -> list[Completion]:
+def run_joined(backend: Backend, first: Batch, *waiting: Batch) -> list[Completion]:
     """Run `first` while others wait."""
     queue = list(waiting)
     done: list[Completion] = []
@@ -191,9 +186,11 @@ def run_joined(backend: Backend, first: Batch, *waiting: Batch, is_near: bool = 
     def joining(running: Batch, verbs: Collection[Verb]) -> Batch | None:
         return queue.pop(0) if queue and may_join(queue[0], running, verbs) else None
 
-    worker = Worker(backend, lambda _slot: memoryview(bytearray(CHUNK)), is_near=is_near, begins_ahead=True)
+    worker = Worker(
+        backend, lambda _slot: memoryview(bytearray(CHUNK)), has_quick_probes=True, begins_ahead=True
+    )
     worker.run(first, done.append, joining)
-    assert not is_near or not [batch for batch in queue if may_join(batch, first, [Verb.PROBE])]
+    assert not [batch for batch in queue if may_join(batch, first, [Verb.PROBE])]
     worker.close()
     return done
 
@@ -204,29 +201,6 @@ def test_a_probe_does_not_wait_for_reads() -> None:
     assert backend.deeds == [("read", KEYS[0]), ("exists", KEYS[9]), *(("read", key) for key in KEYS[1:4])]
     assert [(completion.id, len(completion.results)) for completion in done][:2] == [(1, 1), (2, 1)]
     assert sum(len(completion.results) for completion in done if completion.id == 1) == 4
-
-
-def test_reads_do_not_wait_for_writes_of_a_near_tier() -> None:
-    backend = Slowly()
-    urgent = [batch_of(2, Verb.READ, *KEYS[8:10]), batch_of(3, Verb.PROBE, KEYS[10])]
-    done = run_joined(backend, batch_of(1, Verb.WRITE, *KEYS[:3]), *urgent)
-    assert backend.deeds == [
-        ("write", KEYS[0]),
-        ("read", KEYS[8]),
-        ("exists", KEYS[10]),
-        ("read", KEYS[9]),
-        ("write", KEYS[1]),
-        ("write", KEYS[2]),
-    ]
-    assert (done[0].id, len(done[0].results)) == (1, 1), "what has been written is told before"
-    answered = {number: sum(len(c.results) for c in done if c.id == number) for number in (1, 2, 3)}
-    assert answered == {1: 3, 2: 2, 3: 1}
-
-
-def test_reads_wait_for_writes_where_an_operation_may_take_long() -> None:
-    backend = Slowly()
-    run_joined(backend, batch_of(1, Verb.WRITE, *KEYS[:3]), batch_of(2, Verb.READ, KEYS[8]), is_near=False)
-    assert backend.deeds == [("write", key) for key in KEYS[:3]]
 
 
 def test_other_batches_wait_where_the_backend_reads_chunk_by_chunk() -> None:
