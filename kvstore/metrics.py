@@ -94,7 +94,9 @@ class TierCounters:
     errors: int = _counter("operations that failed in storage")
     timeouts: int = _counter("batches of operations past their deadline")
     corrupt: int = _counter("objects refused because header or checksum did not match")
-    dropped: int = _counter("writes dropped: tier down, no room in it, or evicted before their turn")
+    dropped: int = _counter(
+        "writes dropped: tier down, no room in it, evicted before their turn, or had by a worker that died"
+    )
     deletes: int = _counter("chunks deleted on request")
     histograms: dict[str, Histogram] = field(
         default_factory=lambda: {name: Histogram() for name in HISTOGRAMS}

@@ -51,6 +51,16 @@ def test_the_store_lives_when_a_worker_is_killed(world: World, step: int) -> Non
     assert store.stats().tier("first").hits == 2 + published
 
 
+def test_every_write_is_accounted_for_when_a_worker_is_killed(world: World) -> None:
+    store = world.open(Rule(Fault.KILL_WORKER, "put", skip=2, times=1))
+    assert save(store, KEYS) == set(KEYS)
+    assert store.flush(timeout=20)
+    tier = store.stats().tier("first")
+    assert tier.dropped > 0
+    assert tier.writes + tier.dropped == len(KEYS)
+    assert tier.errors == 1, "one death is one error, whatever the worker had"
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_what_is_left_when_the_store_is_killed(tmp_path: Path, step: int) -> None:
     owner = subprocess.run(
