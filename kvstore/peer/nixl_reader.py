@@ -4,7 +4,8 @@ Who owns what: the thread that uses the reader hands in what is wanted and takes
 has been begun belongs to the thread that began it, which alone looks after it and lets go of it.
 
 A read that is let go of may be written all the same, as soon as its agent works again. So an agent that had
-reads under way when a connection ended is closed, with all that it had registered, and there is a new one.
+reads under way when a connection ended, or some that failed, is closed with all that it had registered, and
+there is a new one.
 
 Where processes share memory UCX copies a chunk when its read begins, so it is hashed while the cache has it,
 and two threads copy at a time. Over a network several reads of each thread are under way together.
@@ -56,6 +57,7 @@ class NixlReader(Reader):
         self.is_local = is_local
         self._made: Agent | None = None
         self._server = ""
+        self._failed = False  # a read over this connection has
         self._regions: dict[int, object] = {}  # id of what exports a buffer -> what keeps it where it is
         self._threads: list[threading.Thread] = []
         self._bell = Doorbell()  # rings when something has ended
@@ -111,11 +113,11 @@ class NixlReader(Reader):
             self._stops = False
             let_go, self._let_go = self._let_go, []
         let_go += [(read.tag, False) for read in self._take_ended() if not read.over]
-        if let_go:
+        if let_go or self._failed:
             self._close_agent()
         elif self._server:
             self._agent.disconnect(self._server)
-        self._server = ""
+        self._server, self._failed = "", False
         return [tag for tag, released in let_go if not released]
 
     def close(self) -> None:
@@ -224,6 +226,7 @@ class NixlReader(Reader):
             if not is_over(handle):
                 return []
         except Exception as error:
+            self._failed = True
             read = Read(wanted.tag, error=f"NIXL: {error}", over=self._agent.release(handle))
         else:
             self._agent.release(handle)

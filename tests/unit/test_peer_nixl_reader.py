@@ -114,6 +114,8 @@ def test_a_read_that_fails_at_its_beginning_is_over_when_it_is_released(
     assert all("posted" in read.error for read in ended)
     assert [read.over for read in ended] == [releases] * 2
     assert len(agent.released) == 2
+    assert reader.disconnect() == []
+    assert agent.closed, "some of it may have begun"
 
 
 def test_what_was_not_taken_back_is_adrift_until_the_connection_ends(
