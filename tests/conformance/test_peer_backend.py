@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from mmap import mmap
 
 import pytest
@@ -346,13 +346,24 @@ sys.stdin.read()
 """
 
 
+@contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[None]:
+    """End it also while it is stopped."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 @needs_nixl
 def test_what_was_answered_is_not_written_to_when_the_server_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_agent, "_LOCAL", {"engine_config": "NET_DEVICES=lo,TLS=tcp"})
-    with subprocess.Popen(
-        [sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as sleeper:
-        assert sleeper.stdin is not None
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as sleeper,
+        ending(sleeper),
+    ):
         assert sleeper.stdout is not None
         base, metadata = sleeper.stdout.readline().split()
         place = int(base)
@@ -371,10 +382,9 @@ def test_what_was_answered_is_not_written_to_when_the_server_wakes(monkeypatch: 
             slot[:] = b"Z" * len(slot)  # another chunk has it now
             sleeper.send_signal(signal.SIGCONT)
             for _ in range(5):  # an agent that had the first read would go on with it
-                wait_for(lambda: reads(backend))
+                wait_for(lambda: reads(backend), timeout=60)
             assert bytes(slot) == b"Z" * len(slot)
         server.end()
-        sleeper.stdin.close()
 
 
 def reads(backend: PeerBackend) -> bool:
