@@ -17,8 +17,10 @@ from .errors import CorruptChunkError
 
 __all__ = [
     "ALIGNMENT",
+    "DIGEST_OFFSET",
     "FORMAT_VERSION",
     "HEADER_SIZE",
+    "LENGTH_OFFSET",
     "MAX_KEY",
     "ForeignChunkError",
     "Header",
@@ -26,6 +28,7 @@ __all__ = [
     "announced_length",
     "build",
     "digest_of",
+    "draft",
     "is_whole",
     "object_size",
     "parse",
@@ -38,13 +41,17 @@ ALIGNMENT = 4096
 
 FORMAT_VERSION = 1
 MAX_KEY = 64
+LENGTH_OFFSET = 32
+"""Where a header has the length of the payload, 64 bits, little-endian."""
+
+DIGEST_OFFSET = 48
+"""Where a header has the checksum of the payload, 16 bytes."""
 
 _MAGIC = b"\x93KVCHNK\n"
 _FLAGS = 0
 _FIELDS = struct.Struct(f"<8sHHHxx16sQQ16s{MAX_KEY}s")
 _START = struct.Struct("<8sH")
 _LENGTH = struct.Struct("<Q")
-_LENGTH_OFFSET = 32
 _DIGEST_SIZE = 16
 _COVERED = HEADER_SIZE - _DIGEST_SIZE
 
@@ -109,16 +116,24 @@ def build(
     ValueError
         The key or the fingerprint has a length that the format has no room for.
     """
+    digest = digest_of(payload) if digest is None else digest
+    covered = _pack(key, fingerprint, payload.nbytes, created_ns, digest)
+    header[:_COVERED] = covered
+    header[_COVERED:] = xxh3_128_digest(covered)
+
+
+def draft(header: memoryview, length: int, *, key: bytes, fingerprint: bytes) -> None:
+    """Fill `header` as :func:`build` does, but for the two checksums: whoever has the payload puts its own at
+    :data:`DIGEST_OFFSET`, and behind all of it that of all of it."""
+    header[:_COVERED] = _pack(key, fingerprint, length, None, bytes(_DIGEST_SIZE))
+
+
+def _pack(key: bytes, fingerprint: bytes, length: int, created_ns: int | None, digest: bytes) -> bytes:
     if not 0 < len(key) <= MAX_KEY or len(fingerprint) != _DIGEST_SIZE:
         raise ValueError(f"no frame for a key of {len(key)} and a fingerprint of {len(fingerprint)} bytes")
     created = time.time_ns() if created_ns is None else created_ns
-    digest = digest_of(payload) if digest is None else digest
-    packed = _FIELDS.pack(
-        _MAGIC, FORMAT_VERSION, _FLAGS, len(key), fingerprint, payload.nbytes, created, digest, key
-    )
-    covered = packed.ljust(_COVERED, b"\0")
-    header[:_COVERED] = covered
-    header[_COVERED:] = xxh3_128_digest(covered)
+    packed = _FIELDS.pack(_MAGIC, FORMAT_VERSION, _FLAGS, len(key), fingerprint, length, created, digest, key)
+    return packed.ljust(_COVERED, b"\0")
 
 
 def digest_of(payload: memoryview) -> bytes:
@@ -149,7 +164,7 @@ def parse(header: memoryview) -> Header:
 
 def announced_length(header: memoryview) -> int:
     """Length of the payload in bytes, as an unchecked `header` has it."""
-    (length,) = _LENGTH.unpack_from(header, _LENGTH_OFFSET)
+    (length,) = _LENGTH.unpack_from(header, LENGTH_OFFSET)
     return int(length)
 
 

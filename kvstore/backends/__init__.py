@@ -83,9 +83,10 @@ def _context(namespace: Namespace) -> BackendContext:
 def connect(tier: TierConfig, context: BackendContext, directory: str) -> FileBackend:
     """As :func:`create`, for a namespace of which only the directory may be sound."""
     if tier.scheme == "file":
-        from .posix import PosixBackend
+        from . import compiled, posix
 
-        return PosixBackend(
+        make = posix.PosixBackend if compiled.why_not() else compiled.CompiledBackend
+        return make(
             context,
             f"{tier.path.rstrip('/')}/{directory}",
             durability=tier.durability,

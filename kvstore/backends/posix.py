@@ -37,12 +37,14 @@ from .base import BackendContext, Capabilities
 from .files import FileBackend
 from .layout import MANIFEST, Entry, aside_name, is_namespace, temp_name
 
-__all__ = ["PosixBackend", "namespaces"]
+__all__ = ["STAMP_EVERY", "PosixBackend", "namespaces"]
 
 _ZEROS = memoryview(mmap.mmap(-1, frame.ALIGNMENT)).toreadonly()
 _TAIL = memoryview(mmap.mmap(-1, frame.ALIGNMENT))  # written by all, read by nobody
 _PIECE = 512 << 10  # bytes: with its pages in the page cache it fits the cache of a core; smaller costs calls
-_STAMP_EVERY = 60.0  # seconds: the precision of "last used"
+STAMP_EVERY = 60.0
+"""Seconds: the precision of "last used"."""
+
 _PUBLISHERS = (publish.link, publish.rename_noreplace, publish.rename_after_look)
 
 
@@ -137,7 +139,7 @@ class PosixBackend(FileBackend):
                 size = self._scatter(fd, [header, payload, _TAIL], header)
             else:
                 size = self._scatter_pieces(fd, header, payload, running)
-            if self._stamps and time.time() - os.fstat(fd).st_mtime > _STAMP_EVERY:
+            if self._stamps and time.time() - os.fstat(fd).st_mtime > STAMP_EVERY:
                 _stamp(fd)
             return size
         finally:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..backends.compiled import why_not
 from ..config import StoreConfig
 from ..errors import ConfigError
 from ..units import format_size
@@ -79,6 +80,7 @@ def run(
         "chunks": count,
         "repeat": repeat,
         "engine": settings.engine,
+        "not_compiled": why_not() if any(tier.scheme == "file" for tier in settings.tiers) else "",
         "results": results,
     }
     emit(report, as_json=json, show=lambda console: _show(console, report))
@@ -136,6 +138,8 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         console.print(f"  {name:15} {meaning}", style="dim")
     for loop in dict.fromkeys(row["plain"] for row in report["results"]):
         console.print(f"  {'plain loop':15} {loop}", style="dim")
+    if report["not_compiled"]:
+        console.print(f"  not compiled    directories are slower: {report['not_compiled']}", style="dim")
     if any(row["ratio"] is None for row in report["results"]):
         console.print(
             "  n/a             only of local files can it be shown that the page cache has none", style="dim"

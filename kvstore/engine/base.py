@@ -104,7 +104,8 @@ class Completion(NamedTuple):
 
     A SCAN has one item and brings `rows` (key, size in bytes, mtime in seconds) in as many completions as it
     likes, its result in the last. So does a COLLECT; :mod:`kvstore.collect.report` says what its key and rows
-    mean. `counters` are increments of the backend's own metrics.
+    mean. `counters` are increments of the backend's own metrics. `can_wait`: nobody needs to know before the
+    next one, if that is not far.
     """
 
     id: int
@@ -112,6 +113,7 @@ class Completion(NamedTuple):
     results: list[Result]
     rows: list[tuple[bytes, int, float]]
     counters: dict[str, float]
+    can_wait: bool = False
 
 
 def may_join(waiting: Batch, running: Batch, verbs: Collection[Verb]) -> bool:
@@ -157,7 +159,7 @@ class Engine(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """A descriptor that is readable while :meth:`poll` has something to report."""
+        """A descriptor that is readable while :meth:`poll` has something to report that cannot wait."""
 
     def wait(self, timeout: float) -> None:
         """Return when :meth:`poll` has something to report, or after `timeout` seconds; any thread may

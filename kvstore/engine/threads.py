@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -80,7 +81,8 @@ class _Lane:
 
     def joining(self, running: Batch, verbs: Collection[Verb]) -> Batch | None:
         """What may be begun before `running` has ended, which the calling thread has."""
-        if not self.heap:  # a look that is a moment too early does no harm, and the lock costs more
+        head = self.heap[:1]  # a look that is a moment too early does no harm, and the lock costs more
+        if not head or head[0][0] not in verbs:
             return None
         with self.lock:
             me = threading.current_thread()
@@ -228,9 +230,16 @@ class ThreadsEngine(Engine):
             opening.fail(error)
         lane.opened()
         while (batch := lane.take()) is not None:
-            worker.run(batch, self._emit, lane.joining)
+            worker.run(batch, partial(self._report, lane), lane.joining)
             lane.finish()
         worker.close()
+
+    def _report(self, lane: _Lane, completion: Completion) -> None:
+        """Each ring costs the caller a turn, and workers the interpreter for as long: what can wait does
+        while more than one batch is left to go on with, so for no longer than workers take for one or two."""
+        self._done.append(completion)
+        if not completion.can_wait or len(lane.heap) < 2:
+            self._bell.ring()
 
     def _refuse(self, lane: _Lane, error: Exception) -> None:
         """Answer for a worker that could not be made."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.backends.compiled import why_not
 from support.command import Command
 
 OPERATIONS = ["put", "get host", "get tier, hot", "get tier, cold"]
@@ -34,6 +35,13 @@ def test_local_and_other_tiers(kv: Command, tmp_path: Path, engine: str) -> None
     assert "fsspec" in rows["far", "put"]["plain"]
     assert "system calls" in rows["disk", "put"]["plain"]
     assert not [file for name in ("a", "b") for file in (tmp_path / name).rglob("*")]
+
+
+@pytest.mark.parametrize(("value", "reason"), [("off", "KVSTORE_COMPILED=off"), ("", why_not())])
+def test_says_what_is_not_compiled(kv: Command, value: str, reason: str) -> None:
+    options = ("bench", "--chunk-size", "64KiB", "--chunks", 4, "--repeat", 1)
+    assert kv(*options, "--json", KVSTORE_COMPILED=value).json["not_compiled"] == reason
+    assert ("not compiled" in kv(*options, KVSTORE_COMPILED=value).out) is bool(reason)
 
 
 def test_for_people(kv: Command) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from kvstore.backends import compiled
 from kvstore.backends.base import Backend, BackendContext
+from kvstore.backends.compiled import CompiledBackend
 from kvstore.backends.generic import GenericBackend
 from kvstore.backends.memory import MemoryBackend, _stores, forget
 from kvstore.backends.posix import PosixBackend
@@ -46,6 +48,12 @@ class InFolder(BackendTests):
 class TestPosix(InFolder):
     def make_backend(self, context: BackendContext) -> Backend:
         return PosixBackend(context, str(self.folder))
+
+
+@pytest.mark.skipif(bool(compiled.why_not()), reason=f"nothing compiled here: {compiled.why_not()}")
+class TestCompiled(InFolder):
+    def make_backend(self, context: BackendContext) -> Backend:
+        return CompiledBackend(context, str(self.folder))
 
 
 class TestPosixDirect(InFolder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,24 +23,32 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE", "kvstore", "kvstore_vllm")
 LIGHT = {"fsspec", "msgspec", "numpy", "prometheus_client", "rich", "tenacity", "tomli_w", "typer", "xxhash"}
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
+def _build(folder: Path, **environment: str) -> ZipFile:
     tree = folder / "tree"
     tree.mkdir()
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             shutil.copy(source, tree)
     build = "from setuptools import build_meta; build_meta.build_wheel('..')"  # in process: asks no registry
     done = subprocess.run(
-        [sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", build],
+        cwd=tree,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     [path] = folder.glob("*.whl")
     return ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    return _build(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +92,19 @@ def test_wheel_holds_both_packages_typed_and_nothing_else(wheel: ZipFile) -> Non
     assert {"kvstore/py.typed", "kvstore_vllm/py.typed"} <= set(names)
     in_tree = {str(path.relative_to(ROOT)) for path in (ROOT / "kvstore").rglob("*.py")}
     assert in_tree <= set(names)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
+def test_wheel_has_the_compiled_part_for_every_python_from_3_11_on(wheel: ZipFile) -> None:
+    assert wheel.filename is not None
+    assert "-cp311-abi3-linux" in wheel.filename
+    assert "kvstore/backends/_calls.abi3.so" in wheel.namelist()
+
+
+def test_wheel_can_be_built_without_a_compiler(wheel: ZipFile, tmp_path: Path) -> None:
+    plain = _build(tmp_path, CC="false", LDSHARED="false")
+    compiled = {name for name in wheel.namelist() if name.endswith(".so")}
+    assert set(plain.namelist()) == set(wheel.namelist()) - compiled
 
 
 def test_wheel_has_the_licence_and_the_command(wheel: ZipFile) -> None:

@@ -1,4 +1,7 @@
-"""The POSIX backend beyond what every backend must do: permissions, padding, fallbacks, short transfers."""
+"""The POSIX backend beyond what every backend must do: permissions, padding, fallbacks, short transfers.
+
+By its steps in Python, and with the compiled part.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.backends import publish, retryable
+from kvstore.backends import compiled, publish, retryable
 from kvstore.backends.base import BackendContext
+from kvstore.backends.compiled import CompiledBackend
 from kvstore.backends.posix import PosixBackend
 from kvstore.errors import BackendError, CorruptChunkError, NamespaceMismatchError
 from kvstore.testing.backend import make_key
@@ -38,9 +42,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "root" / "space"
 
 
+@pytest.fixture(params=[PosixBackend, CompiledBackend], ids=["steps", "compiled"])
+def make(request: pytest.FixtureRequest) -> type[PosixBackend]:
+    if request.param is CompiledBackend and compiled.why_not():
+        pytest.skip(f"nothing compiled here: {compiled.why_not()}")
+    found: type[PosixBackend] = request.param
+    return found
+
+
 @pytest.fixture
-def backend(folder: Path) -> PosixBackend:
-    backend = PosixBackend(CONTEXT, str(folder))
+def backend(make: type[PosixBackend], folder: Path) -> PosixBackend:
+    backend = make(CONTEXT, str(folder))
     backend.open()
     return backend
 
@@ -65,10 +77,15 @@ def test_files_are_padded_to_whole_blocks(backend: PosixBackend, folder: Path) -
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o177])
 @pytest.mark.parametrize(("mode", "directory_mode"), [(0o600, 0o700), (0o640, 0o750), (0o666, 0o777)])
 def test_permissions_do_not_depend_on_the_umask(
-    folder: Path, set_umask: Callable[[int], None], umask: int, mode: int, directory_mode: int
+    make: type[PosixBackend],
+    folder: Path,
+    set_umask: Callable[[int], None],
+    umask: int,
+    mode: int,
+    directory_mode: int,
 ) -> None:
     set_umask(umask)
-    backend = PosixBackend(CONTEXT, str(folder), mode=mode)
+    backend = make(CONTEXT, str(folder), mode=mode)
     backend.open()
     backend.write(KEY, make_slot())
     backend.write(make_key(2), make_slot())
@@ -145,7 +162,8 @@ def test_full_disk_leaves_no_file(backend: PosixBackend, folder: Path) -> None:
 
 @pytest.fixture
 def short_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every call move at most 10,000 bytes, as the kernel may when a signal or a server interrupts it."""
+    """Let every call from Python move at most 10,000 bytes, as the kernel may when a signal or a server
+    interrupts it; ``faults/test_chunk_calls.py`` does so to the compiled part."""
     preadv, pwritev = os.preadv, os.pwritev
 
     def cut(buffers: list[memoryview]) -> list[memoryview]:
@@ -187,13 +205,13 @@ def test_direct_io_takes_unaligned_memory(folder: Path) -> None:
 
 # Payloads that are read and hashed in pieces.
 
-PIECE = 512 << 10
+PIECE = 512 << 10  # of the steps; twice that of the compiled part
 LARGE = 3 * PIECE + 8192
 
 
 @pytest.fixture
-def large(folder: Path) -> PosixBackend:
-    backend = PosixBackend(BackendContext(b"f" * 16, b"{}", LARGE), str(folder))
+def large(make: type[PosixBackend], folder: Path) -> PosixBackend:
+    backend = make(BackendContext(b"f" * 16, b"{}", LARGE), str(folder))
     backend.open()
     return backend
 
@@ -212,7 +230,9 @@ def test_payloads_of_several_pieces(large: PosixBackend, size: int) -> None:
     assert out[:size] == slot[:size]
 
 
-def test_short_transfers_of_several_pieces(large: PosixBackend, short_transfers: None) -> None:
+def test_short_transfers_of_several_pieces(folder: Path, short_transfers: None) -> None:
+    large = PosixBackend(BackendContext(b"f" * 16, b"{}", LARGE), str(folder))
+    large.open()
     slot, out = make_large(), make_large()
     assert large.write(KEY, slot)
     assert large.read_into(KEY, out) == LARGE
@@ -265,8 +285,11 @@ def test_own_link_found_again_is_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("levels", [1, 2])
 def test_falls_back_where_links_are_not_supported(
-    backend: PosixBackend, folder: Path, monkeypatch: pytest.MonkeyPatch, levels: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, levels: int
 ) -> None:
+    backend = PosixBackend(CONTEXT, str(folder))
+    backend.open()
+
     def refuse(temp: str, target: str) -> bool:
         raise OSError(errno.EPERM, "no such operation here", target)
 
