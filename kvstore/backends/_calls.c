@@ -26,8 +26,10 @@
 
 #define BLOCK 4096          /* objects are padded to a multiple of it */
 #define DIGEST 16           /* bytes of a checksum */
-#define PIECE (256u << 10)  /* bytes that are read, and hashed while the core's cache has them */
-#define PARTS 3
+#define PARTS 3             /* header, payload, and what may follow */
+/* Bytes that are read or written at a time, and hashed while the core's cache has them: */
+#define READ_PIECE (256u << 10)
+#define WRITE_PIECE (512u << 10)
 
 typedef struct { uint64_t low, high; } hash128;
 
@@ -79,23 +81,51 @@ static int slice(const struct iovec *parts, size_t start, size_t end, struct iov
 
 /* Writing. Those that return int return 0, or the number of the error. */
 
-static int write_all(int fd, const struct iovec *parts)
+static int write_range(int fd, const struct iovec *parts, size_t start, size_t end)
 {
-    size_t done = 0, total = 0;
-    for (int i = 0; i < PARTS; i++)
-        total += parts[i].iov_len;
-    while (done < total) {
+    while (start < end) {
         struct iovec rest[PARTS];
-        ssize_t count = pwritev(fd, rest, slice(parts, done, total, rest), (off_t)done);
+        ssize_t count = pwritev(fd, rest, slice(parts, start, end, rest), (off_t)start);
         if (count >= 0)
-            done += (size_t)count;
+            start += (size_t)count;
         else if (errno != EINTR)
             return errno;
     }
     return 0;
 }
 
-static int create_exclusively(const char *temp, int mode, const struct iovec *parts)
+/* The header waits for the digest of the payload: it goes first with a short one, and last with others. */
+static int write_object(int fd, const struct iovec *parts, Py_ssize_t digest_at)
+{
+    unsigned char *header = parts[0].iov_base;
+    const unsigned char *payload = parts[1].iov_base;
+    size_t start = parts[0].iov_len, length = parts[1].iov_len, total = start + length + parts[2].iov_len;
+    size_t covered = start - DIGEST, done = 0;
+    hash128 hash;
+    int error = 0;
+    if (length <= WRITE_PIECE) {
+        hash = xxh.whole(payload, length);
+    } else {
+        void *state = xxh.create();
+        if (state == NULL)
+            return ENOMEM;
+        xxh.reset(state);
+        while (done < length && !error) {
+            size_t piece = lesser(WRITE_PIECE, length - done);
+            xxh.update(state, payload + done, piece);
+            size_t end = done + piece == length ? total : start + done + piece;
+            error = write_range(fd, parts, start + done, end);
+            done += piece;
+        }
+        hash = xxh.finish(state);
+        xxh.release(state);
+    }
+    write_digest(header + digest_at, hash);
+    write_digest(header + covered, xxh.whole(header, covered));
+    return error ? error : write_range(fd, parts, 0, done ? start : total);
+}
+
+static int create_exclusively(const char *temp, int mode, const struct iovec *parts, Py_ssize_t digest_at)
 {
     int fd;
     do
@@ -103,7 +133,7 @@ static int create_exclusively(const char *temp, int mode, const struct iovec *pa
     while (fd < 0 && errno == EINTR);
     if (fd < 0)
         return errno;
-    int error = write_all(fd, parts);
+    int error = write_object(fd, parts, digest_at);
     if (close(fd) != 0 && !error && errno != EINTR) /* interrupted, it is closed all the same */
         error = errno;
     if (error)
@@ -131,16 +161,12 @@ static int put(const char *target, const char *temp, int mode, Py_buffer *header
     *created = 0;
     if (access(target, F_OK) == 0)
         return 0;
-    unsigned char *start = header->buf;
-    size_t covered = (size_t)header->len - DIGEST;
-    write_digest(start + digest_at, xxh.whole(payload->buf, (size_t)payload->len));
-    write_digest(start + covered, xxh.whole(start, covered));
     struct iovec parts[PARTS] = {
-        {start, (size_t)header->len},
+        {header->buf, (size_t)header->len},
         {payload->buf, (size_t)payload->len},
         {(void *)zeros, (size_t)-payload->len % BLOCK},
     };
-    int error = create_exclusively(temp, mode, parts);
+    int error = create_exclusively(temp, mode, parts, digest_at);
     if (error)
         return error;
     error = publish(temp, target, created);
@@ -182,7 +208,7 @@ static int read_all(int fd, const struct iovec *parts, Py_ssize_t length_at, voi
     size_t end = 0;
     while (at->size < total) {
         if (at->size >= end) {
-            end += PIECE;
+            end += READ_PIECE;
             if (end >= end_of_room)
                 end = total;
         }

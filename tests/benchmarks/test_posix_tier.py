@@ -30,7 +30,7 @@ from kvstore.arena import Arena
 
 CHUNK = 2 << 20
 CHUNKS = 64
-ROUNDS = 25  # at times the system has other work to do
+ROUNDS = 41  # at times the system has other work to do
 AT_LEAST_BARE = 0.9
 AT_LEAST_FSSPEC = 1.3
 
