@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from xxhash import xxh3_128_digest
@@ -59,11 +59,6 @@ class Bare:
         finally:
             os.close(fd)
         return xxh3_128_digest(payload)
-
-    def delete(self, keys: Iterable[bytes]) -> None:
-        """Delete objects."""
-        for key in keys:
-            os.unlink(self.name(key))
 
     def name(self, key: bytes) -> str:
         """Path of an object."""
