@@ -110,10 +110,6 @@ class Catalog:
         """Bytes of payload in a READY `slot`."""
         return self._length[slot]
 
-    def lengths(self, slots: Iterable[int]) -> list[int]:
-        """That of each of `slots`."""
-        return list(map(self._length.__getitem__, slots))
-
     def leases(self, slot: int) -> int:
         """Number of holds on `slot`."""
         return self._leases[slot]

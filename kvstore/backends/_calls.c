@@ -1,7 +1,7 @@
 /* What is done to the file of one chunk, in one call and without the interpreter lock.
  *
  * `put` is steps 1, 2, 3, 5, 6 and 7 of the write protocol at the top of posix.py, `get` its way to read. Both
- * hash the payload once. In Python each of these system calls, and the hash, gives up the interpreter lock and
+ * hash the payload once, piece by piece. In Python each of these system calls, and the hash, gives up the interpreter lock and
  * takes it again, eight times for a chunk that is written; here it is once. What is rare (directories that are
  * missing, file systems without hard links, syncs, direct I/O) is left to posix.py.
  *
@@ -15,6 +15,7 @@
 #include <Python.h>
 
 #include <dlfcn.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -56,9 +57,15 @@ static void write_digest(unsigned char *out, hash128 hash)
     }
 }
 
-static size_t lesser(size_t a, size_t b)
+static size_t min_size(size_t a, size_t b)
 {
     return a < b ? a : b;
+}
+
+/* Zeros that follow a payload on storage. */
+static uint64_t padding(uint64_t length)
+{
+    return -length % BLOCK;
 }
 
 /* The bytes from `start` to `end` of what `parts` are in a row; returns how many buffers that takes. */
@@ -71,7 +78,7 @@ static int slice(const struct iovec *parts, size_t start, size_t end, struct iov
         if (start < last && end > first) {
             size_t from = start > first ? start - first : 0;
             out[used].iov_base = (unsigned char *)parts[i].iov_base + from;
-            out[used].iov_len = lesser(end, last) - first - from;
+            out[used].iov_len = min_size(end, last) - first - from;
             used++;
         }
         first = last;
@@ -86,8 +93,10 @@ static int write_range(int fd, const struct iovec *parts, size_t start, size_t e
     while (start < end) {
         struct iovec rest[PARTS];
         ssize_t count = pwritev(fd, rest, slice(parts, start, end, rest), (off_t)start);
-        if (count >= 0)
+        if (count > 0)
             start += (size_t)count;
+        else if (count == 0)
+            return EIO; /* else it might go on like that */
         else if (errno != EINTR)
             return errno;
     }
@@ -111,7 +120,7 @@ static int write_object(int fd, const struct iovec *parts, Py_ssize_t digest_at)
             return ENOMEM;
         xxh.reset(state);
         while (done < length && !error) {
-            size_t piece = lesser(WRITE_PIECE, length - done);
+            size_t piece = min_size(WRITE_PIECE, length - done);
             xxh.update(state, payload + done, piece);
             size_t end = done + piece == length ? total : start + done + piece;
             error = write_range(fd, parts, start + done, end);
@@ -134,7 +143,7 @@ static int create_exclusively(const char *temp, int mode, const struct iovec *pa
     if (fd < 0)
         return errno;
     int error = write_object(fd, parts, digest_at);
-    if (close(fd) != 0 && !error && errno != EINTR) /* interrupted, it is closed all the same */
+    if (close(fd) != 0 && !error)
         error = errno;
     if (error)
         unlink(temp);
@@ -164,7 +173,7 @@ static int put(const char *target, const char *temp, int mode, Py_buffer *header
     struct iovec parts[PARTS] = {
         {header->buf, (size_t)header->len},
         {payload->buf, (size_t)payload->len},
-        {(void *)zeros, (size_t)-payload->len % BLOCK},
+        {(void *)zeros, (size_t)padding((uint64_t)payload->len)},
     };
     int error = create_exclusively(temp, mode, parts, digest_at);
     if (error)
@@ -185,20 +194,20 @@ typedef struct {
 } progress;
 
 /* What has come of the payload goes into the digest, but nothing that the header does not announce. */
-static void hash_news(void *state, const progress *at, size_t *hashed, const unsigned char *payload)
+static void hash_news(void *state, progress *at, const unsigned char *payload)
 {
-    size_t there = lesser(at->size - at->header, at->room);
+    size_t there = min_size(at->size - at->header, at->room);
     size_t wanted = at->length < there ? (size_t)at->length : there;
-    if (wanted > *hashed) {
-        xxh.update(state, payload + *hashed, wanted - *hashed);
-        *hashed = wanted;
+    if (wanted > at->hashed) {
+        xxh.update(state, payload + at->hashed, wanted - at->hashed);
+        at->hashed = wanted;
     }
 }
 
 static int is_whole(const progress *at)
 {
     uint64_t rest = at->size - at->header;
-    return at->size >= at->header && (rest == at->length || rest == at->length + -at->length % BLOCK);
+    return at->size >= at->header && (rest == at->length || rest == at->length + padding(at->length));
 }
 
 /* Read piece by piece until the object ends, or the buffers do; what is left then is too long for a chunk. */
@@ -223,7 +232,8 @@ static int read_all(int fd, const struct iovec *parts, Py_ssize_t length_at, voi
             continue;
         if (at->size >= at->header) {
             memcpy(&at->length, (unsigned char *)parts[0].iov_base + length_at, sizeof at->length);
-            hash_news(state, at, &at->hashed, parts[1].iov_base);
+            at->length = le64toh(at->length);
+            hash_news(state, at, parts[1].iov_base);
         }
         if (count == 0 || (at->size < end && is_whole(at)))
             return 0;
@@ -363,7 +373,7 @@ static PyObject *py_digest(PyObject *Py_UNUSED(module), PyObject *args)
     } else {
         xxh.reset(state);
         for (Py_ssize_t at = 0; at < data.len; at += piece)
-            xxh.update(state, (unsigned char *)data.buf + at, lesser((size_t)piece, (size_t)(data.len - at)));
+            xxh.update(state, (unsigned char *)data.buf + at, min_size((size_t)piece, (size_t)(data.len - at)));
         write_digest(digest, xxh.finish(state));
         xxh.release(state);
     }

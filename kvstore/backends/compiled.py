@@ -4,35 +4,33 @@ A worker thread then meets the interpreter lock once for each chunk instead of a
 waits for it between two system calls nor keeps others waiting. It is a short cut through the usual case, no
 other behaviour: what the call does not know, and what it fails at, goes by the steps of :mod:`.posix`.
 
-The compiled part is built when the package is installed where there is a C compiler. Where there was none,
-or where the xxhash package does not show the functions that it needs, tiers work without it, slower. So they
-do with ``KVSTORE_COMPILED=off`` in the environment.
+The compiled part is built when the package is installed where there is a C compiler with Python's headers.
+Where there was none, or where the xxhash package does not show the functions that it needs, tiers work
+without it, slower. So they do with ``KVSTORE_COMPILED=off`` in the environment.
 """
 
 from __future__ import annotations
 
 import os
 from functools import cache
-from importlib.util import find_spec
 
 from xxhash import xxh3_128_digest
 
 from .. import frame
+from ..errors import ConfigError
 from . import publish
 from .layout import temp_name
 from .posix import STAMP_EVERY, PosixBackend
 
+_import_error: ImportError | None = None
 try:
     from . import _calls
-except ImportError:  # why_not() says so
-    pass
+except ImportError as error:
+    _import_error = error
 
-__all__ = ["CompiledBackend", "why_not"]
+__all__ = ["COMPILED_VARIABLE", "CompiledBackend", "why_not"]
 
-#: Bytes to try the functions found with, whole and in pieces: xxh3 has other ways for other lengths.
-_SAMPLE = bytes(range(251)) * 4000
-_LENGTHS = (0, 1, 9, 100, 200, 300, 4080, len(_SAMPLE))
-_PIECES = (len(_SAMPLE), 1 << 18, 1000)
+COMPILED_VARIABLE = "KVSTORE_COMPILED"
 
 
 class CompiledBackend(PosixBackend):
@@ -66,24 +64,33 @@ class CompiledBackend(PosixBackend):
 
 
 def why_not() -> str:
-    """Why tiers cannot have the compiled calls here; empty when they can."""
-    if os.environ.get("KVSTORE_COMPILED", "").lower() == "off":
-        return "KVSTORE_COMPILED=off"
-    return _obstacle()
+    """Why tiers cannot have the compiled calls here; empty when they can.
+
+    Raises
+    ------
+    ConfigError
+        The environment variable is neither ``on`` nor ``off``.
+    """
+    wanted = os.environ.get(COMPILED_VARIABLE, "on")
+    if wanted not in ("on", "off"):
+        raise ConfigError(f"{COMPILED_VARIABLE} is 'on' or 'off', not {wanted!r}")
+    return f"{COMPILED_VARIABLE}=off" if wanted == "off" else _obstacle()
 
 
 @cache
 def _obstacle() -> str:
+    if _import_error is not None:
+        return f"its compiled part was not built, or cannot be loaded: {_import_error}"
     try:
-        from . import _calls
-    except ImportError:
-        return "the package was built without a C compiler"
-    library = find_spec("xxhash._xxhash")
-    try:
-        _calls.bind(library.origin if library and library.origin else "")
+        import xxhash._xxhash as library
+
+        _calls.bind(library.__file__)
     except ImportError as error:
         return str(error)
-    samples = [_SAMPLE[:length] for length in _LENGTHS]
-    if any(_calls.digest(data, piece) != xxh3_128_digest(data) for data in samples for piece in _PIECES):
-        return "the functions of xxhash do not do what they should"
+    sample = bytes(range(251)) * 4000
+    lengths = (0, 1, 9, 100, 200, 300, 4080, len(sample))  # xxh3 has other ways for other lengths
+    for data in (sample[:length] for length in lengths):
+        for piece in (len(sample), 1 << 18, 1000):
+            if _calls.digest(data, piece) != xxh3_128_digest(data):
+                return "the functions of xxhash do not do what they should"
     return ""

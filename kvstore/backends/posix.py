@@ -4,7 +4,8 @@ How an object is written:
 
 1. Look: when the name is taken, the first writer has won, and nothing is written.
 2. Create a temporary file beside the name, exclusively, under a name that no other writer uses.
-3. Write header, payload and zeros up to a multiple of 4096 bytes.
+3. Write header, payload and zeros up to a multiple of 4096 bytes; a header that has to wait for the digest
+   of a long payload comes last.
 4. Sync the file (``durability`` of ``data``: its content; of ``full``: its metadata too).
 5. Close it; over NFS only this tells whether the server has taken the bytes.
 6. Link it to its name, which fails if the name is taken by now: one writer wins, and a name always stands
@@ -16,6 +17,8 @@ A writer that dies leaves at most a temporary file, which the scanner finds by i
 when step 2 misses them, so that a tree that was deleted by someone else grows again, but nothing above its
 root, which may be the place of a file system that has been unmounted. Nothing is cached between calls but
 strings; a backend may be used by several threads.
+
+The usual case is also done by the compiled part (:mod:`kvstore.backends.compiled`), to the same end.
 """
 
 # ruff: noqa: PTH104, PTH116 - system calls by their names

@@ -85,9 +85,9 @@ class Loop(ABC):
 
 
 class LocalLoop(Loop):
-    """The system calls of a local tier, one by one."""
+    """The system calls of a local tier, one by one, one for each transfer."""
 
-    what = "the same system calls and one hash, in a bare loop"
+    what = "plain system calls and one hash, in a bare loop"
 
     def __init__(self, sources: Sequence[memoryview], threads: int, path: str) -> None:
         super().__init__(sources, threads)

@@ -159,11 +159,11 @@ class Engine(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """A descriptor that is readable while :meth:`poll` has something to report that cannot wait."""
+        """A descriptor that is readable while :meth:`poll` has something to report; for ends of writes it may
+        become so with those of the next, or when these are past their deadline."""
 
     def wait(self, timeout: float) -> None:
-        """Return when :meth:`poll` has something to report, or after `timeout` seconds; any thread may
-        wait."""
+        """Return when :meth:`fileno` is readable, or after `timeout` seconds; any thread may wait."""
         poller = select.poll()  # unlike select() at home with any number of open descriptors
         poller.register(self.fileno(), select.POLLIN)
         poller.poll(max(0.0, timeout) * 1000)

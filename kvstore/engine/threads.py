@@ -229,14 +229,15 @@ class ThreadsEngine(Engine):
         except Exception as error:
             opening.fail(error)
         lane.opened()
+        report = partial(self._report, lane)
         while (batch := lane.take()) is not None:
-            worker.run(batch, partial(self._report, lane), lane.joining)
+            worker.run(batch, report, lane.joining)
             lane.finish()
         worker.close()
 
     def _report(self, lane: _Lane, completion: Completion) -> None:
         """Each ring costs the caller a turn, and workers the interpreter for as long: what can wait does
-        while more than one batch is left to go on with, so for no longer than workers take for one or two."""
+        while more than one batch is left to go on with. Who takes these tells of it, or their deadline."""
         self._done.append(completion)
         if not completion.can_wait or len(lane.heap) < 2:
             self._bell.ring()

@@ -47,7 +47,6 @@ _ENOUGH_FAILURES = 3
 #: Rows of a scan in one completion.
 _ROWS = 2048
 
-_OK = Status.OK  # looked up once: each look-up of a member of an enum costs a call
 _T = TypeVar("_T")
 _Emit = Callable[[Completion], None]
 _Outcomes = Iterator[int | Exception | None]
@@ -248,7 +247,7 @@ class Worker:
                 self._join(other, emit)
         if results:
             # Nobody waits for one batch of writes, only for all, or for room.
-            can_wait = batch.verb is Verb.WRITE and before - reported < _REPORT_EVERY
+            can_wait = batch.verb is Verb.WRITE
             emit(Completion(batch.id, first, results, [], self._counters(), can_wait))
 
     def _welcome(self, running: Batch) -> tuple[Verb, ...]:
@@ -304,8 +303,8 @@ class Worker:
         failures, before = 0, time.perf_counter()
         for outcome, key, slot in zip(outcomes, batch.keys, batch.slots, strict=True):
             final = outcome
-            if isinstance(outcome, Exception) and failures < _ENOUGH_FAILURES:
-                final = self._try_again(outcome, self._backend.read_into, key, self._view(slot))
+            if isinstance(outcome, Exception) and failures < _ENOUGH_FAILURES and self._may_repeat(outcome):
+                final = self._outcome(self._retrying, self._backend.read_into, key, self._view(slot))
             failures = failures + 1 if isinstance(final, Exception) else 0
             now = time.perf_counter()
             yield self._result(key, final, now - before)
@@ -313,37 +312,30 @@ class Worker:
 
     def _read(self, key: bytes, view: memoryview, _length: int) -> Result:
         started = time.perf_counter()
-        outcome: int | Exception | None
-        try:
-            outcome = self._backend.read_into(key, view)
-        except Exception as error:
-            outcome = self._try_again(error, self._backend.read_into, key, view)
+        outcome = self._outcome(self._attempt, self._backend.read_into, key, view)
         return self._result(key, outcome, time.perf_counter() - started)
+
+    def _outcome(self, call: Callable[..., _T], *args: Any) -> _T | Exception:
+        try:
+            return call(*args)
+        except Exception as error:
+            return error
 
     def _result(self, key: bytes, outcome: int | Exception | None, seconds: float) -> Result:
         """Of a read that has returned or raised `outcome`."""
-        if isinstance(outcome, int):
-            return Result(_OK, outcome, seconds)
         if isinstance(outcome, CorruptChunkError):
             return Result(Status.CORRUPT, self._quarantine(key), seconds, str(outcome)[:_LONGEST_ERROR])
         if isinstance(outcome, Exception):
             return _failed(outcome, seconds)
-        return Result(Status.MISSING, 0, seconds)
+        return Result(Status.MISSING, 0, seconds) if outcome is None else Result(Status.OK, outcome, seconds)
 
     def _write(self, key: bytes, view: memoryview, length: int) -> Result:
         started = time.perf_counter()
-        payload = view[:length]
-        created: bool | Exception
         try:
-            created = self._backend.write(key, payload)
+            created = self._attempt(self._backend.write, key, view[:length])
         except Exception as error:
-            created = self._try_again(error, self._backend.write, key, payload)
-        seconds = time.perf_counter() - started
-        return (
-            _failed(created, seconds)
-            if isinstance(created, Exception)
-            else Result(_OK, int(created), seconds)
-        )
+            return _failed(error, time.perf_counter() - started)
+        return Result(Status.OK, int(created), time.perf_counter() - started)
 
     def _quarantine(self, key: bytes) -> int:
         try:
@@ -356,19 +348,9 @@ class Worker:
         try:
             return verb(*args)
         except Exception as error:
-            outcome = self._try_again(error, verb, *args)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def _try_again(self, error: Exception, verb: Callable[..., _T], *args: Any) -> _T | Exception:
-        """What comes of further attempts at what has raised `error`, if it may be repeated."""
-        if not self._may_repeat(error):
-            return error
-        try:
-            return self._retrying(verb, *args)
-        except Exception as last:
-            return last
+            if not self._may_repeat(error):
+                raise
+        return self._retrying(verb, *args)
 
     def _may_repeat(self, error: Exception) -> bool:
         return self._retries > 0 and retryable(error)

@@ -69,8 +69,7 @@ class Cascader:
         for tier in through:
             self._offer(tier, chunks, now)
         for tier in on_evict:
-            wanted = _wanted(tier, chunks)
-            tier.owed.update(zip([key for key, _ in wanted], self._numbers(len(wanted)), strict=True))
+            tier.owed.update([(key, self._number()) for key, _ in chunks if _wants(tier, key)])
 
     def room(self, now: float) -> int:
         """Writes that every write-through tier can still queue: what a lossless caller waits for. A tier that
@@ -203,22 +202,18 @@ class Cascader:
 
     def _offer(self, tier: TierState, chunks: Sequence[tuple[bytes, int]], now: float) -> None:
         """Chunks are to go to `tier`: at once, or as soon as there is room."""
-        wanted = _wanted(tier, chunks)
-        numbers = self._numbers(len(wanted))
-        at_once = len(wanted)
+        numbered = [(key, slot, self._number()) for key, slot in chunks if _wants(tier, key)]
+        at_once = numbered
         if tier.owed:
-            at_once = 0
+            at_once = []
         elif not tier.writes.breaker.blocked(now):
-            at_once = max(0, min(at_once, tier.write_room()))
-        self._begin(tier, wanted[:at_once], numbers[:at_once], now)
-        if at_once < len(wanted):
-            left = [key for key, _ in wanted[at_once:]]
-            tier.owed.update(zip(left, numbers[at_once:], strict=True))
+            at_once = numbered[: max(0, tier.write_room())]
+        self._begin(tier, at_once, now)
+        tier.owed.update([(key, number) for key, _, number in numbered[len(at_once) :]])
 
     def _pay(self, tier: TierState, keys: Iterable[bytes], now: float) -> None:
         """Queue the writes of those of `keys` that are owed, in order, as room allows."""
-        due: list[tuple[bytes, int]] = []
-        numbers = []
+        due: list[tuple[bytes, int, int]] = []
         room = tier.write_room()
         for key in keys:
             if len(due) >= room:
@@ -228,31 +223,26 @@ class Cascader:
                 continue
             del tier.owed[key]
             if tier.config.write == "on-evict":
-                (number,) = self._numbers(1)  # they are not written in the order of their commits
-            if _wanted(tier, [(key, slot)]):
-                due.append((key, slot))
-                numbers.append(number)
-        self._begin(tier, due, numbers, now)
+                number = self._number()  # they are not written in the order of their commits
+            if _wants(tier, key):
+                due.append((key, slot, number))
+        self._begin(tier, due, now)
 
-    def _begin(
-        self, tier: TierState, chunks: Sequence[tuple[bytes, int]], numbers: Sequence[int], now: float
-    ) -> None:
-        """Queue writes of ``(key, slot)`` with such numbers, unless there is nobody to write them."""
+    def _begin(self, tier: TierState, chunks: Sequence[tuple[bytes, int, int]], now: float) -> None:
+        """Queue writes of ``(key, slot, number)``, unless there is nobody to write them."""
         if not chunks:
             return
         if tier.writes.breaker.blocked(now):
             tier.counters.dropped += len(chunks)
             return
-        keys, slots = zip(*chunks, strict=True)
-        tier.writing.update(zip(keys, numbers, strict=True))
-        self._catalog.hold_many(slots)
-        self._keeper.enqueue(tier, list(zip(keys, slots, self._catalog.lengths(slots), strict=True)), now)
+        tier.writing.update([(key, number) for key, _, number in chunks])
+        self._catalog.hold_many([slot for _, slot, _ in chunks])
+        length = self._catalog.length
+        self._keeper.enqueue(tier, [(key, slot, length(slot)) for key, slot, _ in chunks], now)
 
-    def _numbers(self, n: int) -> range:
-        """The next `n`."""
-        first = self._sequence
-        self._sequence += n
-        return range(first, self._sequence)
+    def _number(self) -> int:
+        self._sequence += 1
+        return self._sequence - 1
 
     def _note(self, tier: TierState, written: Answers, now: float) -> None:
         """The tier has these items, of which it had those with a 0 before."""
@@ -302,20 +292,20 @@ def _up(tiers: Sequence[TierState], now: float) -> list[TierState]:
     return [tier for tier in tiers if not tier.writes.breaker.blocked(now)]
 
 
-def _wanted(tier: TierState, chunks: Sequence[tuple[bytes, int]]) -> Sequence[tuple[bytes, int]]:
-    """Those of ``(key, slot)`` that there is any use in writing."""
-    writing, tombs = tier.writing, tier.tombs
-    if writing or tombs:
-        chunks = [chunk for chunk in chunks if not (chunk[0] in writing or chunk[0] in tombs)]
-    if not tier.remote:
-        return chunks  # it may have them, but somebody else may have deleted them: a worker looks, cheaply
-    where = tier.presence.get  # here a look is a request, and a chunk that has gone is a miss
-    return [chunk for chunk in chunks if where(chunk[0]) is not Known.PRESENT]
+def _wants(tier: TierState, key: bytes) -> bool:
+    """Whether there is any use in writing `key`."""
+    return not (key in tier.writing or key in tier.tombs or _is_surely_in(tier, key))
 
 
 def _due(tier: TierState) -> set[bytes]:
     """What `tier` has still to get, and may."""
     return tier.owed.keys() | (tier.writing.keys() - tier.overdue)
+
+
+def _is_surely_in(tier: TierState, key: bytes) -> bool:
+    """Whether to believe that `tier` has `key`: somebody else may have deleted it. Where a worker finds out
+    with one look at a name, it does; elsewhere a look is a request, and a chunk that has gone is a miss."""
+    return tier.remote and tier.presence.get(key) is Known.PRESENT
 
 
 def _settled(tier: TierState, sequence: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the POSIX tier does to a chunk, with nothing around it: the same system calls, one hash of its bytes.
+"""What the POSIX tier does to a chunk, with nothing around it: plain system calls, one hash of its bytes.
 
 Written from ``docs/reference/format.md`` and the numbered steps of the backend; it shares no code with them.
 """

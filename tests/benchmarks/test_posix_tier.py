@@ -27,11 +27,13 @@ from xxhash import xxh3_128_digest
 
 import kvstore
 from kvstore.arena import Arena
+from kvstore.backends.compiled import why_not
 
 CHUNK = 2 << 20
 CHUNKS = 64
 ROUNDS = 41  # at times the system has other work to do
 AT_LEAST_BARE = 0.9
+AT_LEAST_BARE_IN_PIECES = 1.0  # of what is hashed while it is in the cache, and compiled
 AT_LEAST_FSSPEC = 1.3
 
 
@@ -151,7 +153,8 @@ class Rig:
 
 
 @pytest.fixture(params=[1, 2], ids=lambda workers: f"workers={workers}")
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
+def rig(request: pytest.FixtureRequest, tmp_path: Path, benchmark: BenchmarkFixture) -> Iterator[Rig]:
+    benchmark.extra_info["not compiled"] = why_not()
     rig = Rig(tmp_path, request.param)
     yield rig
     rig.close()
@@ -184,6 +187,8 @@ def test_store_of_filled_slots(benchmark: BenchmarkFixture, rig: Rig) -> None:
     bare = rig.writing("bare", rig.bare.write)
     ratios = compare(benchmark, store_filled_slots(rig), bare, rounds=ROUNDS)
     assert rig.store.stats().tiers[1].dropped == 0
+    if why_not() and rig.workers == 2:
+        may_miss(ratios["bare"], AT_LEAST_BARE, f"threads wait for the interpreter: {why_not()}")
     assert ratios["bare"] >= AT_LEAST_BARE
 
 
@@ -238,7 +243,7 @@ def prepare_promotion(rig: Rig) -> Side:
 def test_promotion(benchmark: BenchmarkFixture, rig: Rig) -> None:
     bare = rig.reading("bare", rig.bare.read)
     ratios = compare(benchmark, prepare_promotion(rig), bare, rounds=ROUNDS)
-    assert ratios["bare"] >= AT_LEAST_BARE
+    assert ratios["bare"] >= (AT_LEAST_BARE if why_not() else AT_LEAST_BARE_IN_PIECES)
 
 
 def test_promotion_against_fsspec(benchmark: BenchmarkFixture, rig: Rig) -> None:

@@ -43,7 +43,7 @@ def test_start(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 def test_throughput_of_one_worker(
     benchmark: BenchmarkFixture, tmp_path: Path, chunk: int, at_least: float
 ) -> None:
-    """Promotion from the page cache, against the same system calls and hash in a loop."""
+    """Promotion from the page cache, against plain system calls and the hash in a loop."""
     keys = [os.urandom(16) for _ in range(BYTES // chunk)]
     with (
         Arena.create(BYTES, chunk, pin="off") as arena,

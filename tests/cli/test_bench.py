@@ -37,8 +37,10 @@ def test_local_and_other_tiers(kv: Command, tmp_path: Path, engine: str) -> None
     assert not [file for name in ("a", "b") for file in (tmp_path / name).rglob("*")]
 
 
-@pytest.mark.parametrize(("value", "reason"), [("off", "KVSTORE_COMPILED=off"), ("", why_not())])
-def test_says_what_is_not_compiled(kv: Command, value: str, reason: str) -> None:
+@pytest.mark.parametrize("value", ["on", "off"])
+def test_says_what_is_not_compiled(kv: Command, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("KVSTORE_COMPILED", value)
+    reason = why_not()
     options = ("bench", "--chunk-size", "64KiB", "--chunks", 4, "--repeat", 1)
     assert kv(*options, "--json", KVSTORE_COMPILED=value).json["not_compiled"] == reason
     assert ("not compiled" in kv(*options, KVSTORE_COMPILED=value).out) is bool(reason)

@@ -8,13 +8,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from kvstore.backends import compiled
 from kvstore.backends.base import Backend, BackendContext
 from kvstore.backends.compiled import CompiledBackend
 from kvstore.backends.generic import GenericBackend
 from kvstore.backends.memory import MemoryBackend, _stores, forget
 from kvstore.backends.posix import PosixBackend
 from kvstore.testing.backend import BackendTests
+from support.compiled import needs_compiled
 
 SPACE = "00ff" * 8
 
@@ -50,7 +50,7 @@ class TestPosix(InFolder):
         return PosixBackend(context, str(self.folder))
 
 
-@pytest.mark.skipif(bool(compiled.why_not()), reason=f"nothing compiled here: {compiled.why_not()}")
+@needs_compiled
 class TestCompiled(InFolder):
     def make_backend(self, context: BackendContext) -> Backend:
         return CompiledBackend(context, str(self.folder))

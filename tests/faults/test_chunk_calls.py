@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.backends import compiled
 from kvstore.backends.base import BackendContext
 from kvstore.backends.posix import PosixBackend
 from kvstore.config import TierConfig
 from kvstore.namespace import Namespace
 from kvstore.scan import Status, scan, spaces
 from kvstore.testing.backend import make_key
+from support.compiled import needs_compiled
 
 SIZE = 600_000  # of several pieces, and no multiple of a block
 NAMESPACE = Namespace({"model": "calls"}, chunk_size=SIZE)
@@ -78,10 +78,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / NAMESPACE.directory
 
 
-@pytest.fixture(params=["steps", "compiled"])
+@pytest.fixture(params=["steps", pytest.param("compiled", marks=needs_compiled)])
 def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "compiled" and compiled.why_not():
-        pytest.skip(f"nothing compiled here: {compiled.why_not()}")
     return str(request.param)
 
 
@@ -91,8 +89,7 @@ def run(library: Path, folder: Path, kind: str) -> Run:
 
     def run(plan: str, code: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", BEGINNING + textwrap.dedent(code), kind, str(folder)],
-            cwd=Path(__file__).parents[2],
+            [sys.executable, "-P", "-c", BEGINNING + textwrap.dedent(code), kind, str(folder)],
             env={**os.environ, "LD_PRELOAD": str(library), "FAULTY_CALLS": plan},
             text=True,
             timeout=60,
@@ -134,7 +131,13 @@ def test_interrupted_calls_are_repeated(run: Run, folder: Path, call: str) -> No
 
 @pytest.mark.parametrize(
     ("call", "number"),
-    [("open", errno.EMFILE), ("pwritev", errno.ENOSPC), ("close", errno.EDQUOT), ("link", errno.EIO)],
+    [
+        ("open", errno.EMFILE),
+        ("pwritev", errno.ENOSPC),
+        ("close", errno.EDQUOT),
+        ("close", errno.EINTR),
+        ("link", errno.EIO),
+    ],
 )
 def test_a_write_that_fails_leaves_nothing_and_says_why(
     run: Run, folder: Path, call: str, number: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -16,16 +17,15 @@ from kvstore.backends.base import BackendContext
 from kvstore.backends.compiled import CompiledBackend
 from kvstore.backends.posix import PosixBackend
 from kvstore.config import TierConfig
-from kvstore.errors import CorruptChunkError
+from kvstore.errors import ConfigError, CorruptChunkError
 from kvstore.namespace import Namespace
 from kvstore.testing.backend import make_key
+from support.compiled import needs_compiled
 from support.programs import run
 
 SIZE = 600_000
 CONTEXT = BackendContext(b"f" * 16, b"{}", SIZE)
 KEY = make_key(1)
-
-needs_it = pytest.mark.skipif(bool(compiled.why_not()), reason=f"nothing compiled here: {compiled.why_not()}")
 
 
 def make_slot(content: bytes = b"") -> memoryview:
@@ -53,7 +53,13 @@ def made_for(folder: Path) -> type:
     return type(create(TierConfig(url=f"file://{folder}"), Namespace({}, chunk_size=SIZE)))
 
 
-@needs_it
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
+def test_it_is_there_where_a_compiler_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVSTORE_COMPILED", raising=False)
+    assert compiled.why_not() == ""
+
+
+@needs_compiled
 def test_directories_get_it(tmp_path: Path) -> None:
     assert made_for(tmp_path) is CompiledBackend
 
@@ -62,27 +68,35 @@ def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("KVSTORE_COMPILED", "off")
     assert compiled.why_not() == "KVSTORE_COMPILED=off"
     assert made_for(tmp_path) is PosixBackend
+    monkeypatch.setenv("KVSTORE_COMPILED", "no")
+    with pytest.raises(ConfigError, match="KVSTORE_COMPILED is 'on' or 'off', not 'no'"):
+        made_for(tmp_path)
 
 
 def test_a_store_works_where_nothing_was_compiled(tmp_path: Path) -> None:
     said = run(
         """
+        import os
         import sys
+
+        os.environ.pop("KVSTORE_COMPILED", None)
         sys.modules["kvstore.backends._calls"] = None
         import kvstore
         from kvstore.backends import compiled
 
-        with kvstore.open("ram://?capacity=1MiB", f"file://{sys.argv[1]}", chunk_size="64KiB") as store:
-            store.put(bytes(16), b"hello")
-        with kvstore.open("ram://?capacity=1MiB", f"file://{sys.argv[1]}", chunk_size="64KiB") as store:
-            print(store.get(bytes(16)), compiled.why_not())
+        for _ in range(2):
+            with kvstore.open("ram://?capacity=1MiB", f"file://{sys.argv[1]}", chunk_size="64KiB") as store:
+                print(store.get(bytes(16)))
+                store.put(bytes(16), b"hello")
+        print(compiled.why_not())
         """,
         tmp_path,
     )
-    assert said == "b'hello' the package was built without a C compiler"
+    assert said.splitlines()[:2] == ["None", "b'hello'"]
+    assert "its compiled part was not built, or cannot be loaded: " in said
 
 
-@needs_it
+@needs_compiled
 def test_a_library_without_the_hash_is_refused_and_changes_nothing(backend: CompiledBackend) -> None:
     from kvstore.backends import _calls
 
@@ -93,10 +107,35 @@ def test_a_library_without_the_hash_is_refused_and_changes_nothing(backend: Comp
     assert backend.read_into(KEY, make_slot()) == SIZE
 
 
+@needs_compiled
+def test_a_hash_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.backends._calls.digest", lambda data, piece: bytes(16))
+    assert compiled._obstacle.__wrapped__() == "the functions of xxhash do not do what they should"
+
+
+@needs_compiled
+def test_nothing_works_before_there_is_a_hash() -> None:
+    said = run(
+        """
+        from kvstore.backends import _calls
+
+        for call in (
+            lambda: _calls.put("/nowhere", "/nowhere", 0, memoryview(bytearray(4096)), memoryview(b""), 48),
+            lambda: _calls.digest(b"", 1),
+        ):
+            try:
+                call()
+            except RuntimeError as error:
+                print(error)
+        """
+    )
+    assert said.count("bind() comes first") == 2
+
+
 # What it has in common with the steps.
 
 
-@needs_it
+@needs_compiled
 @pytest.mark.parametrize("size", [0, 1, 240, 241, 5000, 1 << 18, SIZE])
 def test_it_writes_what_the_steps_would_have_written(
     backend: CompiledBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -111,7 +150,7 @@ def test_it_writes_what_the_steps_would_have_written(
     assert object_path(tmp_path).read_bytes() == found
 
 
-@needs_it
+@needs_compiled
 @pytest.mark.parametrize("piece", [1, 64, 1000, 1 << 18, 1 << 30])
 def test_the_hash_is_that_of_the_package(backend: CompiledBackend, piece: int) -> None:
     from kvstore.backends import _calls
@@ -121,7 +160,7 @@ def test_the_hash_is_that_of_the_package(backend: CompiledBackend, piece: int) -
         assert _calls.digest(data[:size], piece) == xxh3_128_digest(data[:size])
 
 
-@needs_it
+@needs_compiled
 @pytest.mark.parametrize(("age", "is_stamped"), [(30, False), (120, True)])
 def test_what_is_read_counts_as_used(
     backend: CompiledBackend, tmp_path: Path, age: int, is_stamped: bool
@@ -134,7 +173,7 @@ def test_what_is_read_counts_as_used(
     assert (path.stat().st_mtime > before + 1) is is_stamped
 
 
-@needs_it
+@needs_compiled
 def test_who_only_reads_leaves_no_stamp(backend: CompiledBackend, tmp_path: Path) -> None:
     backend.write(KEY, make_slot())
     os.utime(object_path(tmp_path), (1000, 1000))
@@ -144,14 +183,20 @@ def test_who_only_reads_leaves_no_stamp(backend: CompiledBackend, tmp_path: Path
     assert object_path(tmp_path).stat().st_mtime == 1000
 
 
-@needs_it
-@pytest.mark.parametrize("options", [{"durability": "data"}, {"durability": "full"}, {"mode": 0o666}])
+@needs_compiled
+@pytest.mark.parametrize(
+    "options", [{"durability": "data"}, {"durability": "full"}, {"mode": 0o666}, {"direct": "on"}]
+)
 def test_what_it_does_not_know_goes_by_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
-    monkeypatch.delattr("kvstore.backends._calls.put")
     backend = CompiledBackend(CONTEXT, str(tmp_path), **options)
     backend.open()
+    monkeypatch.delattr("kvstore.backends._calls.put")
+    if "direct" in options:
+        if not backend.capabilities.direct_io:
+            pytest.skip("no direct I/O in this folder")
+        monkeypatch.delattr("kvstore.backends._calls.get")
     assert backend.write(KEY, make_slot())
     assert backend.read_into(KEY, make_slot()) == SIZE
 
@@ -159,7 +204,50 @@ def test_what_it_does_not_know_goes_by_the_steps(
 # What it does not do.
 
 
-@needs_it
+@needs_compiled
+def test_a_temporary_file_of_somebody_else_stays(
+    backend: CompiledBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = object_path(tmp_path).with_suffix(".tmp")
+    theirs.write_bytes(b"theirs")
+    monkeypatch.setattr(compiled, "temp_name", lambda target: str(theirs))
+    with pytest.raises(FileExistsError):
+        backend.write(KEY, make_slot())
+    assert theirs.read_bytes() == b"theirs"
+    assert not object_path(tmp_path).exists()
+
+
+@needs_compiled
+def test_a_header_that_announces_too_much_makes_it_read_nothing_else(
+    backend: CompiledBackend, tmp_path: Path
+) -> None:
+    """Behind the slot there is memory that nobody may touch."""
+    backend.write(KEY, make_slot())
+    said = run(
+        """
+        import ctypes, mmap, sys
+        from kvstore.backends import _calls, compiled
+
+        assert not compiled.why_not()
+        room, path = 2 << 20, sys.argv[1]
+        memory = mmap.mmap(-1, room + 4096)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + room), ctypes.c_size_t(4096), 0) == 0
+        with open(path, "r+b") as file:
+            file.truncate(room + 2 * 4096)
+            for length in (room, room + 1, room + 4096, 1 << 63, (1 << 64) - 1):
+                file.seek(32)
+                file.write(length.to_bytes(8, "little"))
+                file.flush()
+                size, _ = _calls.get(path, memoryview(bytearray(4096)), memoryview(memory)[:room], 32, 0.0)
+                print(size)
+        """,
+        object_path(tmp_path),
+    )
+    assert said.split() == [str((2 << 20) + 2 * 4096)] * 5
+
+
+@needs_compiled
 def test_nobody_waits_for_the_interpreter_meanwhile(backend: CompiledBackend, tmp_path: Path) -> None:
     """To open a FIFO takes until somebody else opens it, too: this thread, while the other is in its call."""
     os.mkfifo(object_path(tmp_path))
@@ -179,7 +267,7 @@ def test_nobody_waits_for_the_interpreter_meanwhile(backend: CompiledBackend, tm
     assert len(failed) == 1  # a FIFO cannot be read at a place
 
 
-@needs_it
+@needs_compiled
 def test_it_keeps_no_buffer(backend: CompiledBackend) -> None:
     memory = mmap.mmap(-1, SIZE)
     slot = memoryview(memory)
@@ -194,7 +282,7 @@ def test_it_keeps_no_buffer(backend: CompiledBackend) -> None:
     memory.close()  # raises while anybody has a buffer of it
 
 
-@needs_it
+@needs_compiled
 def test_nonsense_is_refused() -> None:
     from kvstore.backends import _calls
 

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.backends import compiled, publish, retryable
+from kvstore.backends import publish, retryable
 from kvstore.backends.base import BackendContext
 from kvstore.backends.compiled import CompiledBackend
 from kvstore.backends.posix import PosixBackend
 from kvstore.errors import BackendError, CorruptChunkError, NamespaceMismatchError
 from kvstore.testing.backend import make_key
+from support.compiled import needs_compiled
 
 SIZE = 64 * 1024
 CONTEXT = BackendContext(b"f" * 16, b"{}", SIZE)
@@ -42,10 +43,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "root" / "space"
 
 
-@pytest.fixture(params=[PosixBackend, CompiledBackend], ids=["steps", "compiled"])
+@pytest.fixture(
+    params=[
+        pytest.param(PosixBackend, id="steps"),
+        pytest.param(CompiledBackend, id="compiled", marks=needs_compiled),
+    ]
+)
 def make(request: pytest.FixtureRequest) -> type[PosixBackend]:
-    if request.param is CompiledBackend and compiled.why_not():
-        pytest.skip(f"nothing compiled here: {compiled.why_not()}")
     found: type[PosixBackend] = request.param
     return found
 
