@@ -119,8 +119,7 @@ class Serving:
         self._turn(_nothing)
 
     def fileno(self) -> int:
-        """A descriptor that is readable while :meth:`poll` has something to do; ends of writes may be told
-        with those of the next, or when these are past their deadline."""
+        """A descriptor that is readable while :meth:`poll` has something to do."""
         return self._engine.fileno() if self._peers is None else self._peers.fileno()
 
     def close(self, timeout: float = 30.0) -> bool:

@@ -27,6 +27,8 @@
 
 #define BLOCK 4096          /* objects are padded to a multiple of it */
 #define DIGEST 16           /* bytes of a checksum */
+#define INTERFACE 1         /* changes with what _calls.pyi says */
+#define RAISED (-1)         /* in the place of the number of an error: Python knows of it */
 #define PARTS 3             /* header, payload, and what may follow */
 /* Bytes that are read or written at a time, and hashed while the core's cache has them: */
 #define READ_PIECE (256u << 10)
@@ -86,7 +88,31 @@ static int slice(const struct iovec *parts, size_t start, size_t end, struct iov
     return used;
 }
 
-/* Writing. Those that return int return 0, or the number of the error. */
+/* What follows returns 0, or the number of the error, unless it says otherwise. */
+
+/* A signal has come. Ctrl-C and its like are handled at once, for what the thread waits for may never come. */
+static int after_interrupt(void)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    int raised = PyErr_CheckSignals();
+    PyGILState_Release(state);
+    return raised ? RAISED : 0;
+}
+
+/* The descriptor of `path`; below 0 where there is none, and `error` says why. */
+static int open_file(const char *path, int flags, int mode, int *error)
+{
+    for (;;) {
+        int fd = open(path, flags | O_CLOEXEC, (mode_t)mode);
+        if (fd >= 0)
+            return fd;
+        *error = errno == EINTR ? after_interrupt() : errno;
+        if (*error)
+            return -1;
+    }
+}
+
+/* Writing. */
 
 static int write_range(int fd, const struct iovec *parts, size_t start, size_t end)
 {
@@ -97,8 +123,11 @@ static int write_range(int fd, const struct iovec *parts, size_t start, size_t e
             start += (size_t)count;
         else if (count == 0)
             return EIO; /* else it might go on like that */
-        else if (errno != EINTR)
-            return errno;
+        else {
+            int error = errno == EINTR ? after_interrupt() : errno;
+            if (error)
+                return error;
+        }
     }
     return 0;
 }
@@ -136,13 +165,11 @@ static int write_object(int fd, const struct iovec *parts, Py_ssize_t digest_at)
 
 static int create_exclusively(const char *temp, int mode, const struct iovec *parts, Py_ssize_t digest_at)
 {
-    int fd;
-    do
-        fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode);
-    while (fd < 0 && errno == EINTR);
+    int error = 0;
+    int fd = open_file(temp, O_WRONLY | O_CREAT | O_EXCL, mode, &error);
     if (fd < 0)
-        return errno;
-    int error = write_object(fd, parts, digest_at);
+        return error;
+    error = write_object(fd, parts, digest_at);
     if (close(fd) != 0 && !error)
         error = errno;
     if (error)
@@ -223,10 +250,12 @@ static int read_all(int fd, const struct iovec *parts, Py_ssize_t length_at, voi
         }
         struct iovec piece[PARTS];
         ssize_t count = preadv(fd, piece, slice(parts, at->size, end, piece), (off_t)at->size);
-        if (count < 0 && errno == EINTR)
+        if (count < 0) {
+            int error = errno == EINTR ? after_interrupt() : errno;
+            if (error)
+                return error;
             continue;
-        if (count < 0)
-            return errno;
+        }
         at->size += (size_t)count;
         if (at->size < at->header && count > 0)
             continue;
@@ -247,19 +276,17 @@ static void stamp(int fd, double after)
     struct timespec now;
     if (after <= 0 || fstat(fd, &found) != 0 || clock_gettime(CLOCK_REALTIME, &now) != 0)
         return;
-    if ((double)(now.tv_sec - found.st_mtim.tv_sec) > after)
+    if ((double)now.tv_sec - (double)found.st_mtim.tv_sec > after)
         (void)!futimens(fd, NULL); /* where that is allowed: by its owner, or by those who may write it */
 }
 
 static int get(const char *path, Py_buffer *header, Py_buffer *out, Py_ssize_t length_at, double stamp_after,
                unsigned char *digest, size_t *size)
 {
-    int fd;
-    do
-        fd = open(path, O_RDONLY | O_CLOEXEC);
-    while (fd < 0 && errno == EINTR);
+    int error = 0;
+    int fd = open_file(path, O_RDONLY, 0, &error);
     if (fd < 0)
-        return errno;
+        return error;
     void *state = xxh.create();
     if (state == NULL) {
         close(fd);
@@ -272,7 +299,7 @@ static int get(const char *path, Py_buffer *header, Py_buffer *out, Py_ssize_t l
         {tail, sizeof tail},
     };
     progress at = {.header = (size_t)header->len, .room = (size_t)out->len};
-    int error = read_all(fd, parts, length_at, state, &at);
+    error = read_all(fd, parts, length_at, state, &at);
     if (!error)
         stamp(fd, stamp_after);
     close(fd);
@@ -284,10 +311,15 @@ static int get(const char *path, Py_buffer *header, Py_buffer *out, Py_ssize_t l
 
 /* For Python; _calls.pyi has what each of them takes and returns. */
 
-static PyObject *fail(int error, PyObject *path)
+static PyObject *fail(int error, const char *path)
 {
-    errno = error;
-    return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
+    PyObject *name = error == RAISED ? NULL : PyUnicode_DecodeFSDefault(path);
+    if (name != NULL) {
+        errno = error;
+        PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, name);
+        Py_DECREF(name);
+    }
+    return NULL;
 }
 
 static int check(Py_buffer *header, Py_ssize_t at, size_t size)
@@ -318,7 +350,7 @@ static PyObject *py_put(PyObject *Py_UNUSED(module), PyObject *args)
         Py_BEGIN_ALLOW_THREADS
         error = put(target_name, temp_name, mode, &header, &payload, digest_at, &created);
         Py_END_ALLOW_THREADS
-        answer = error ? fail(error, target) : PyBool_FromLong(created);
+        answer = error ? fail(error, target_name) : PyBool_FromLong(created);
     }
     PyBuffer_Release(&header);
     PyBuffer_Release(&payload);
@@ -346,7 +378,7 @@ static PyObject *py_get(PyObject *Py_UNUSED(module), PyObject *args)
         if (error == ENOENT)
             answer = Py_NewRef(Py_None);
         else
-            answer = error ? fail(error, path)
+            answer = error ? fail(error, name)
                            : Py_BuildValue("ny#", (Py_ssize_t)size, (const char *)digest, (Py_ssize_t)DIGEST);
     }
     PyBuffer_Release(&header);
@@ -396,7 +428,11 @@ static PyObject *py_bind(PyObject *Py_UNUSED(module), PyObject *args)
     void *library = dlopen(PyBytes_AsString(path), RTLD_NOW | RTLD_LOCAL);
     Py_DECREF(path);
     if (library == NULL) {
-        PyErr_SetString(PyExc_ImportError, dlerror());
+        PyObject *why = PyUnicode_DecodeFSDefault(dlerror());
+        if (why != NULL) {
+            PyErr_SetObject(PyExc_ImportError, why);
+            Py_DECREF(why);
+        }
         return NULL;
     }
     hash_functions found;
@@ -423,11 +459,22 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int fill_module(PyObject *module)
+{
+    return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, fill_module},
+    {0, NULL},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_calls",
     .m_size = 0,
     .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__calls(void)

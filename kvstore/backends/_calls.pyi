@@ -1,5 +1,8 @@
 """One chunk's system calls and hash in one call, without the interpreter lock; written in C, ``_calls.c``."""
 
+INTERFACE: int
+"""Of what is said here: another number says that the module is of another version."""
+
 def bind(path: str, /) -> None:
     """Use the hash functions of the shared library at `path`; ImportError where it has none."""
 

@@ -32,6 +32,8 @@ __all__ = ["COMPILED_VARIABLE", "CompiledBackend", "why_not"]
 
 COMPILED_VARIABLE = "KVSTORE_COMPILED"
 
+_INTERFACE = 1  # of the compiled part that this module calls
+
 
 class CompiledBackend(PosixBackend):
     """As :class:`PosixBackend`, with the same parameters; only where :func:`why_not` has nothing to say."""
@@ -81,6 +83,8 @@ def why_not() -> str:
 def _obstacle() -> str:
     if _import_error is not None:
         return f"its compiled part was not built, or cannot be loaded: {_import_error}"
+    if getattr(_calls, "INTERFACE", 0) != _INTERFACE:
+        return "its compiled part is of another version; install it again"
     try:
         import xxhash._xxhash as library
 

@@ -104,8 +104,7 @@ class Completion(NamedTuple):
 
     A SCAN has one item and brings `rows` (key, size in bytes, mtime in seconds) in as many completions as it
     likes, its result in the last. So does a COLLECT; :mod:`kvstore.collect.report` says what its key and rows
-    mean. `counters` are increments of the backend's own metrics. `can_wait`: nobody needs to know before the
-    next one, if that is not far.
+    mean. `counters` are increments of the backend's own metrics.
     """
 
     id: int
@@ -113,7 +112,6 @@ class Completion(NamedTuple):
     results: list[Result]
     rows: list[tuple[bytes, int, float]]
     counters: dict[str, float]
-    can_wait: bool = False
 
 
 def may_join(waiting: Batch, running: Batch, verbs: Collection[Verb]) -> bool:
@@ -159,11 +157,11 @@ class Engine(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """A descriptor that is readable while :meth:`poll` has something to report; for ends of writes it may
-        become so with those of the next, or when these are past their deadline."""
+        """A descriptor that is readable while :meth:`poll` has something to report."""
 
     def wait(self, timeout: float) -> None:
-        """Return when :meth:`fileno` is readable, or after `timeout` seconds; any thread may wait."""
+        """Return when :meth:`poll` has something to report, or after `timeout` seconds; any thread may
+        wait."""
         poller = select.poll()  # unlike select() at home with any number of open descriptors
         poller.register(self.fileno(), select.POLLIN)
         poller.poll(max(0.0, timeout) * 1000)

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -229,18 +228,10 @@ class ThreadsEngine(Engine):
         except Exception as error:
             opening.fail(error)
         lane.opened()
-        report = partial(self._report, lane)
         while (batch := lane.take()) is not None:
-            worker.run(batch, report, lane.joining)
+            worker.run(batch, self._emit, lane.joining)
             lane.finish()
         worker.close()
-
-    def _report(self, lane: _Lane, completion: Completion) -> None:
-        """Each ring costs the caller a turn, and workers the interpreter for as long: what can wait does
-        while more than one batch is left to go on with. Who takes these tells of it, or their deadline."""
-        self._done.append(completion)
-        if not completion.can_wait or len(lane.heap) < 2:
-            self._bell.ring()
 
     def _refuse(self, lane: _Lane, error: Exception) -> None:
         """Answer for a worker that could not be made."""

@@ -246,9 +246,7 @@ class Worker:
                     first, results, reported = first + len(results), [], now
                 self._join(other, emit)
         if results:
-            # Nobody waits for one batch of writes, only for all, or for room.
-            can_wait = batch.verb is Verb.WRITE
-            emit(Completion(batch.id, first, results, [], self._counters(), can_wait))
+            emit(Completion(batch.id, first, results, [], self._counters()))
 
     def _welcome(self, running: Batch) -> tuple[Verb, ...]:
         """Verbs of what may be begun before `running` has ended."""
@@ -319,7 +317,7 @@ class Worker:
         try:
             return call(*args)
         except Exception as error:
-            return error
+            return _without_frames(error)
 
     def _result(self, key: bytes, outcome: int | Exception | None, seconds: float) -> Result:
         """Of a read that has returned or raised `outcome`."""
@@ -331,11 +329,11 @@ class Worker:
 
     def _write(self, key: bytes, view: memoryview, length: int) -> Result:
         started = time.perf_counter()
-        try:
-            created = self._attempt(self._backend.write, key, view[:length])
-        except Exception as error:
-            return _failed(error, time.perf_counter() - started)
-        return Result(Status.OK, int(created), time.perf_counter() - started)
+        outcome = self._outcome(self._attempt, self._backend.write, key, view[:length])
+        seconds = time.perf_counter() - started
+        if isinstance(outcome, Exception):
+            return _failed(outcome, seconds)
+        return Result(Status.OK, int(outcome), seconds)
 
     def _quarantine(self, key: bytes) -> int:
         try:
@@ -361,6 +359,15 @@ class Worker:
             return counters
         self._backend.counters = {}
         return counters
+
+
+def _without_frames(error: Exception) -> Exception:
+    """An error that can be kept: the frames that it came through hold the memory of the slot."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 def _failed(error: Exception, seconds: float = 0.0) -> Result:

@@ -114,6 +114,14 @@ def test_a_hash_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_compiled
+def test_a_module_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.backends._calls.INTERFACE", 0)
+    assert "of another version" in compiled._obstacle.__wrapped__()
+    monkeypatch.delattr("kvstore.backends._calls.INTERFACE")
+    assert "of another version" in compiled._obstacle.__wrapped__()
+
+
+@needs_compiled
 def test_nothing_works_before_there_is_a_hash() -> None:
     said = run(
         """
@@ -265,6 +273,31 @@ def test_nobody_waits_for_the_interpreter_meanwhile(backend: CompiledBackend, tm
         pass
     reader.join()
     assert len(failed) == 1  # a FIFO cannot be read at a place
+
+
+@needs_compiled
+def test_a_signal_is_handled_while_it_waits(backend: CompiledBackend, tmp_path: Path) -> None:
+    """As Ctrl-C is, when storage hangs and the caller does the work."""
+    os.mkfifo(object_path(tmp_path))
+    said = run(
+        """
+        import signal, sys
+        from kvstore.backends import _calls, compiled
+
+        def give_up(number, frame):
+            raise TimeoutError("it takes too long")
+
+        assert not compiled.why_not()
+        signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            _calls.get(sys.argv[1], memoryview(bytearray(4096)), memoryview(bytearray(4096)), 32, 0.0)
+        except TimeoutError as error:
+            print(error)
+        """,
+        object_path(tmp_path),
+    )
+    assert said == "it takes too long"
 
 
 @needs_compiled

@@ -3,6 +3,9 @@ goes between two transfers."""
 
 from __future__ import annotations
 
+import errno
+import gc
+import mmap
 from collections.abc import Collection, Iterator, Sequence
 from time import sleep
 
@@ -80,6 +83,34 @@ def test_storage_that_is_down_is_not_asked_for_every_key() -> None:
 
 def test_the_head_of_a_batch_is_answered_before_its_tail() -> None:
     assert len(run(Listing([]), Verb.PROBE)) > 1
+
+
+class Failing(Listing):
+    """Cannot read or write, and holds the memory for it in one frame more."""
+
+    def read_into(self, key: bytes, out: memoryview) -> int | None:
+        try:
+            raise OSError(errno.EIO, "the disk is gone")
+        except OSError as error:
+            raise BackendError("no", retryable=True) from error
+
+    def write(self, key: bytes, view: memoryview) -> bool:
+        return bool(self.read_into(key, view))
+
+
+@pytest.mark.parametrize("verb", [Verb.READ, Verb.WRITE])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_what_has_failed_holds_no_memory(verb: Verb, retries: int) -> None:
+    memory = mmap.mmap(-1, CHUNK)
+    worker = Worker(Failing([]), lambda _slot: memoryview(memory), retries=retries)
+    done: list[Completion] = []
+    gc.disable()  # nothing is left for it
+    try:
+        worker.run(batch_of(1, verb, *KEYS[:3]), done.append)
+        memory.close()  # raises while anybody has a view of it
+    finally:
+        gc.enable()
+    assert statuses(done) == [Status.FAILED] * 3
 
 
 # Batches that the backend reads as such.
