@@ -7,6 +7,7 @@ docstring is its help. It returns its exit code; None is 0. To add one, write th
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -169,8 +170,7 @@ def execute(arguments: Sequence[str]) -> int:
         after Ctrl-C.
     """
     try:
-        code = _app(args=list(arguments), prog_name="kvstore", standalone_mode=False) or 0
-        sys.stdout.flush()
+        code = _flushed(_app(args=list(arguments), prog_name="kvstore", standalone_mode=False) or 0)
     except ConfigError as error:
         return _complain(str(error), _MISUSED)
     except _UsageError as error:
@@ -184,6 +184,17 @@ def execute(arguments: Sequence[str]) -> int:
     except Exception as error:  # clients of storage raise classes of their own
         return _complain(f"{type(error).__name__}: {error}", _FAILED)
     return _complain("interrupted", code) if code == _INTERRUPTED else int(code)
+
+
+def _flushed(code: int) -> int:
+    """`code` once all output has gone; 1 when its reader has gone away before."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # Python flushes once more at its end
+        return _FAILED
+    return code
 
 
 def _explain(error: Any) -> str:

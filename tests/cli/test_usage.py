@@ -141,7 +141,10 @@ def _read(fd: int) -> bytes:
         return b""
 
 
-def test_reader_that_goes_away_is_no_traceback(kv: Command, trace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_reader_that_goes_away_is_no_traceback(
+    kv: Command, trace: Path, tmp_path: Path, unbuffered: str
+) -> None:
     tiers = ("--tier", "ram://?capacity=8MiB", "--tier", tmp_path / "kv")
     kv("replay", trace, *tiers, "--chunk-size", "4KiB")
     (namespace,) = os.listdir(tmp_path / "kv")
@@ -152,7 +155,7 @@ def test_reader_that_goes_away_is_no_traceback(kv: Command, trace: Path, tmp_pat
             [*COMMAND, *arguments, str(tmp_path / "kv")],
             stdout=writable,
             stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered},
         )
         os.close(writable)
         assert (done.returncode, done.stderr) == (1, b"")
