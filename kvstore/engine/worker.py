@@ -363,10 +363,12 @@ class Worker:
 
 def _without_frames(error: Exception) -> Exception:
     """An error that can be kept: the frames that it came through hold the memory of the slot."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
+    chain: list[BaseException | None] = [error]
+    while chain:
+        link = chain.pop()
+        if link is not None and link.__traceback__ is not None:  # else it has been seen: chains may be rings
+            link.__traceback__ = None
+            chain += (link.__cause__, link.__context__)
     return error
 
 

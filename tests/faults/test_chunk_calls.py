@@ -52,6 +52,12 @@ def make_slot(fill):
     slot[:] = bytes([fill]) * SIZE
     return slot
 
+def print_error_of(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        print(error.errno)
+
 assert kind == "steps" or not why_not(), why_not()
 backend = {"steps": PosixBackend, "compiled": CompiledBackend}[kind](
     BackendContext(NAMESPACE.fingerprint, NAMESPACE.manifest, SIZE), folder
@@ -144,12 +150,7 @@ def test_a_write_that_fails_leaves_nothing_and_says_why(
 ) -> None:
     done = run(
         f"{call}={number}",
-        """
-        try:
-            backend.write(KEY, make_slot(1))
-        except OSError as error:
-            print(error.errno)
-        """,
+        "print_error_of(backend.write, KEY, make_slot(1))",
     )
     assert done.stdout.split() == [str(number)], done.stderr
     assert statuses(folder) == []
@@ -160,12 +161,7 @@ def test_a_read_that_fails_says_why(run: Run, folder: Path, call: str, number: i
     assert run("none", "backend.write(KEY, make_slot(1))").returncode == 0
     done = run(
         f"{call}={number}",
-        """
-        try:
-            backend.read_into(KEY, make_slot(0))
-        except OSError as error:
-            print(error.errno)
-        """,
+        "print_error_of(backend.read_into, KEY, make_slot(0))",
     )
     assert done.stdout.split() == [str(number)], done.stderr
 

@@ -113,6 +113,27 @@ def test_what_has_failed_holds_no_memory(verb: Verb, retries: int) -> None:
     assert statuses(done) == [Status.FAILED] * 3
 
 
+class Ring(Listing):
+    """Raises an error because of one that has come because of the first."""
+
+    def read_into(self, key: bytes, out: memoryview) -> int | None:
+        first, second = BackendError("first"), BackendError("second")
+        try:
+            raise first
+        except BackendError:
+            try:
+                raise second from first
+            except BackendError:
+                raise first from second
+
+
+def test_errors_that_are_because_of_each_other_are_errors() -> None:
+    done: list[Completion] = []
+    worker = Worker(Ring([]), lambda _slot: memoryview(bytearray(CHUNK)))
+    worker.run(batch_of(1, Verb.READ, *KEYS[:3]), done.append)
+    assert statuses(done) == [Status.FAILED] * 3
+
+
 # Batches that the backend reads as such.
 
 PASSING = BackendError("the connection broke", retryable=True)
